@@ -1,0 +1,121 @@
+"""Sharpness-Aware Minimization: the optimizers, measurements and experiments of the course.
+
+``import samkit`` is light: submodules such as ``samkit.optim`` or ``samkit.plot`` load when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import os
+import pkgutil
+import random
+from types import ModuleType
+
+import numpy as np
+import torch
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "device", "seed_everything"]
+
+_SUBMODULES = frozenset(module.name for module in pkgutil.iter_modules(__path__))
+_DEVICE_TYPES = ("cuda", "mps", "cpu")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBMODULES})
+
+
+def device() -> torch.device:
+    """The device the course computes on: CUDA if there is one, then MPS, then the CPU.
+
+    The environment variable ``SAMKIT_DEVICE`` overrides the choice, for example ``SAMKIT_DEVICE=cpu`` or
+    ``SAMKIT_DEVICE=cuda:1``.
+
+    Returns
+    -------
+    torch.device
+        The device to create models and data on.
+
+    Raises
+    ------
+    ValueError
+        If ``SAMKIT_DEVICE`` names something other than ``cuda``, ``mps`` or ``cpu``, or a device that this
+        machine does not have.
+
+    Examples
+    --------
+    >>> samkit.device().type in ("cuda", "mps", "cpu")
+    True
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    wanted = os.environ.get("SAMKIT_DEVICE", "").strip().lower()
+    if not wanted:
+        return torch.device(next(kind for kind in _DEVICE_TYPES if available[kind]))
+    try:
+        chosen = torch.device(wanted)
+    except RuntimeError:
+        chosen = None
+    if chosen is None or chosen.type not in _DEVICE_TYPES:
+        raise ValueError(
+            f"SAMKIT_DEVICE={wanted!r} is not a device: use 'cuda', 'cuda:1', 'mps' or 'cpu', "
+            "or unset the variable to let samkit choose"
+        )
+    count = {"cuda": torch.cuda.device_count(), "mps": int(available["mps"]), "cpu": 1}[chosen.type]
+    if not available[chosen.type] or (chosen.index or 0) >= count:
+        here = ", ".join(kind for kind in _DEVICE_TYPES if available[kind])
+        raise ValueError(f"SAMKIT_DEVICE={wanted!r} is not available on this machine (it has: {here})")
+    return chosen
+
+
+def seed_everything(seed: int) -> int:
+    """Seed Python, NumPy and every torch generator, and return the seed.
+
+    Parameters
+    ----------
+    seed : int
+        A whole number from 0 to 2**32 - 1 (NumPy's legacy generator takes no more).
+
+    Returns
+    -------
+    int
+        The seed, as a plain ``int``, so that it can be stored beside a result.
+
+    Raises
+    ------
+    TypeError
+        If ``seed`` is not an integer (a bool counts as a mistake).
+    ValueError
+        If it is outside the range.
+
+    Examples
+    --------
+    >>> samkit.seed_everything(0)
+    0
+    >>> first = torch.rand(1)
+    >>> _ = samkit.seed_everything(0)
+    >>> bool(torch.rand(1) == first)
+    True
+    """
+    if isinstance(seed, bool):
+        raise TypeError(f"seed must be an integer, got {seed!r}; pass for example seed=0")
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"seed must be an integer, got {seed!r}; pass for example seed=0") from None
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002: libraries that use the legacy generator must be seeded too
+    torch.manual_seed(seed)
+    return seed
