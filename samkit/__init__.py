@@ -51,6 +51,7 @@ def device() -> torch.device:
 
     Examples
     --------
+    >>> import samkit
     >>> samkit.device().type in ("cuda", "mps", "cpu")
     True
     """
@@ -100,6 +101,7 @@ def seed_everything(seed: int) -> int:
 
     Examples
     --------
+    >>> import samkit, torch
     >>> samkit.seed_everything(0)
     0
     >>> first = torch.rand(1)
@@ -116,6 +118,6 @@ def seed_everything(seed: int) -> int:
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002: libraries that use the legacy generator must be seeded too
+    np.random.seed(seed)  # noqa: NPY002  (libraries use the legacy generator)
     torch.manual_seed(seed)
     return seed
