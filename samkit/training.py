@@ -1,0 +1,470 @@
+"""The one training loop of the course: ``run(config, seed)`` and many of them at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import samkit
+from samkit import data, models, parallel
+
+__all__ = ["Config", "Result", "dataset", "evaluate", "run", "run_many"]
+
+_BASES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+_CHOICES = {
+    "dataset": data.NAMES,
+    "model": models.NAMES,
+    "optimizer": ("sgd", "sam"),
+    "base": tuple(_BASES),
+    "schedule": ("cosine", "constant"),
+    "loss": ("cross_entropy", "mse"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that defines a training run, apart from its seed.
+
+    Parameters
+    ----------
+    dataset : str
+        A name of :func:`samkit.data.load`.
+    model : str
+        A name of :func:`samkit.models.build`.
+    model_options : dict
+        Its further arguments, such as ``{"width": 50}``.
+    optimizer : str
+        ``"sgd"`` steps with the base optimizer alone, ``"sam"`` wraps it in SAM.
+    base : str
+        The base optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+    epochs : int
+        Passes over the training examples.
+    batch_size : int or None
+        Examples per step; ``None`` takes all of them (full batch: one step an epoch).
+    learning_rate, momentum, weight_decay : float
+        Settings of the base optimizer. Momentum is ignored by the Adam bases.
+    schedule : str
+        ``"cosine"`` lets the learning rate fall to 0 over the run, step by step; ``"constant"`` keeps it.
+    loss : str
+        ``"cross_entropy"``, or ``"mse"`` against one-hot targets, averaged over examples and summed over classes.
+    rho, norm, ascent_steps, adaptive
+        SAM's radius and variants, as in ``samkit.optim.SAM``.
+    sub_batch : int or None
+        m of m-sharpness: each batch is cut into parts of this size, each perturbed by its own gradient.
+    label_noise : float
+        Share of wrong labels in the training data, validation part included.
+    validation : float
+        Share of the training examples carved off as validation data.
+    train_size : int or None
+        Keep only this many training examples (before noise and validation).
+    data_seed : int
+        Seed of the data: of the draw or the split, of the subset, the noise and the validation part.
+    evaluate_every : int
+        Epochs between two entries in the history; the last epoch always gets one.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of range or a name unknown.
+    TypeError
+        If a value has the wrong type.
+
+    Examples
+    --------
+    >>> from samkit.training import Config
+    >>> Config(optimizer="sam", rho=0.2).rho
+    0.2
+    """
+
+    dataset: str = "mnist1d"
+    model: str = "mlp"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "sgd"
+    base: str = "sgd"
+    epochs: int = 40
+    batch_size: int | None = 125
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+    schedule: str = "cosine"
+    loss: str = "cross_entropy"
+    rho: float = 0.05
+    norm: str = "l2"
+    ascent_steps: int = 1
+    adaptive: bool | str = False
+    sub_batch: int | None = None
+    label_noise: float = 0.0
+    validation: float = 0.0
+    train_size: int | None = None
+    data_seed: int = 0
+    evaluate_every: int = 1
+
+    def __post_init__(self):
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                choices = ", ".join(map(repr, known))
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose one of {choices}")
+        for name in ("epochs", "ascent_steps", "evaluate_every", "batch_size", "sub_batch", "train_size"):
+            value = getattr(self, name)
+            if value is None and name in ("batch_size", "sub_batch", "train_size"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("learning_rate", "momentum", "weight_decay", "rho", "label_noise", "validation"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be finite and >= 0, got {value}")
+        if self.sub_batch is not None and self.optimizer != "sam":
+            raise ValueError(f"sub_batch={self.sub_batch} belongs to SAM; set optimizer='sam' or sub_batch=None")
+
+
+@dataclass(eq=False)
+class Result:
+    """What a training run leaves behind.
+
+    Parameters
+    ----------
+    config : Config
+        The settings.
+    seed : int
+        The seed.
+    history : dict of str to numpy.ndarray
+        One entry for each evaluated epoch: ``epoch``, ``train_loss``, ``train_accuracy``, ``test_loss``,
+        ``test_accuracy`` and, with validation data, ``validation_loss`` and ``validation_accuracy``. Losses are
+        means over examples, accuracies shares between 0 and 1, all in evaluation mode at the end of the epoch.
+        Training figures count the labels that training sees, noise included.
+    model : torch.nn.Module
+        The trained network, in evaluation mode.
+    seconds : float
+        Wall-clock time of the run, evaluation included.
+    gradient_evaluations : int
+        Gradients of a whole batch computed: one a step for SGD, ``1 + ascent_steps`` for SAM.
+    """
+
+    config: Config
+    seed: int
+    history: dict[str, np.ndarray]
+    model: nn.Module
+    seconds: float
+    gradient_evaluations: int
+
+    def final(self, key: str) -> float:
+        """The last entry of one column of the history.
+
+        Parameters
+        ----------
+        key : str
+            A column, such as ``"test_accuracy"``.
+
+        Returns
+        -------
+        float
+            Its value at the end of training.
+        """
+        return float(self.history[key][-1])
+
+    def at_best_validation(self, key: str) -> float:
+        """One column of the history at the epoch with the best validation accuracy (early stopping).
+
+        Parameters
+        ----------
+        key : str
+            A column, such as ``"test_accuracy"``.
+
+        Returns
+        -------
+        float
+            Its value at the first epoch that reaches the best validation accuracy.
+
+        Raises
+        ------
+        ValueError
+            If the run had no validation data.
+        """
+        if "validation_accuracy" not in self.history:
+            raise ValueError("this run had no validation data; set validation=0.2, for example, in its Config")
+        return float(self.history[key][np.argmax(self.history["validation_accuracy"])])
+
+
+def dataset(config: Config) -> data.Dataset:
+    """The data exactly as a run with this configuration sees it.
+
+    Parameters
+    ----------
+    config : Config
+        The settings; ``dataset``, ``train_size``, ``label_noise``, ``validation`` and ``data_seed`` matter.
+
+    Returns
+    -------
+    samkit.data.Dataset
+        The data, with noise and validation part, on the CPU.
+    """
+    loaded = data.load(config.dataset, seed=config.data_seed)
+    if config.train_size is not None:
+        loaded = loaded.subset(config.train_size, seed=config.data_seed)
+    noisy = loaded.with_label_noise(config.label_noise, seed=config.data_seed)
+    return noisy.with_validation(config.validation, seed=config.data_seed)
+
+
+def loss_function(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
+    """The training loss ``(logits, labels) -> scalar``, a mean over examples.
+
+    Parameters
+    ----------
+    config : Config
+        The settings; only ``loss`` matters.
+
+    Returns
+    -------
+    callable
+        The loss.
+    """
+    return functional.cross_entropy if config.loss == "cross_entropy" else _one_hot_error
+
+
+def _one_hot_error(logits: Tensor, labels: Tensor) -> Tensor:
+    targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    return (logits - targets).square().sum(dim=1).mean()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+) -> tuple[float, float]:
+    """Mean loss and accuracy in evaluation mode; the model's mode is left as found.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The network.
+    x, y : torch.Tensor
+        Inputs ``(n, ...)`` and labels ``(n,)`` on the model's device.
+    loss : callable
+        ``(logits, labels) -> scalar``, a mean over examples.
+
+    Returns
+    -------
+    tuple of float
+        Loss, and the share of right answers between 0 and 1.
+    """
+    was_training = model.training
+    model.eval()
+    total = right = 0.0
+    for inputs, labels in zip(x.split(5000), y.split(5000), strict=True):
+        logits = model(inputs)
+        total += float(loss(logits, labels)) * len(labels)
+        right += float((logits.argmax(dim=1) == labels).sum())
+    model.train(was_training)
+    return total / len(y), right / len(y)
+
+
+def run(
+    config: Config,
+    seed: int,
+    *,
+    progress: bool = True,
+    device: torch.device | str | None = None,
+    callback: Callable[[int, nn.Module], None] | None = None,
+) -> Result:
+    """Train one network.
+
+    The seed fixes the initial weights and the order of the batches, so runs with the same seed and different
+    optimizers start from the same point and see the same batches. The caller's random state is left as found.
+
+    Parameters
+    ----------
+    config : Config
+        The settings.
+    seed : int
+        Seed of the weights, the batch order and any dropout.
+    progress : bool
+        Whether to show a bar (it is silent where output is stored, see :func:`samkit.parallel.progress_bar`).
+    device : torch.device or str or None
+        Where to train; ``None`` means :func:`samkit.device`.
+    callback : callable or None
+        Called as ``callback(step, model)`` with the number of steps made so far: once before the first step
+        (0) and after each one. It must not change the model.
+
+    Returns
+    -------
+    Result
+        History, trained model, time and cost.
+
+    Raises
+    ------
+    TypeError
+        If the seed is not an integer.
+    ValueError
+        If the seed is out of range.
+
+    Examples
+    --------
+    >>> from samkit.training import Config, run
+    >>> result = run(Config(dataset="two_moons", epochs=50, batch_size=20), seed=0)
+    >>> result.final("train_accuracy") > 0.9, result.gradient_evaluations
+    (True, 500)
+    """
+    started = time.perf_counter()
+    device = samkit.device() if device is None else torch.device(device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(data._seed(seed))
+        problem = dataset(config)
+        # Built on the CPU whatever the device, so that a seed names the same start everywhere.
+        model = models.build(config.model, problem.x.shape[1:], problem.classes, **config.model_options).to(device)
+        history, gradients = _train(model, problem.to(device), config, seed, progress, callback)
+    return Result(config, seed, history, model.eval(), time.perf_counter() - started, gradients)
+
+
+def _train(
+    model: nn.Module, problem: data.Dataset, config: Config, seed: int, progress: bool, callback: Callable | None
+) -> tuple[dict[str, np.ndarray], int]:
+    loss = loss_function(config)
+    optimizer = _optimizer(model, config)
+    parts = {"train": (problem.x, problem.y), "test": (problem.x_test, problem.y_test)}
+    if problem.y_validation is not None:
+        parts["validation"] = (problem.x_validation, problem.y_validation)
+    history: dict[str, list[float]] = {"epoch": []}
+    size = config.batch_size or len(problem.y)
+    total_steps = config.epochs * math.ceil(len(problem.y) / size)
+    step = 0
+    model.train()
+    if callback is not None:
+        callback(0, model)
+    with parallel.progress_bar(config.epochs, f"seed {seed}", progress) as bar:
+        for epoch, batches in enumerate(_epochs(problem.x, problem.y, size, config.epochs, seed), start=1):
+            for x, y in batches:
+                if config.schedule == "cosine":
+                    for group in optimizer.param_groups:
+                        group["lr"] = 0.5 * config.learning_rate * (1 + math.cos(math.pi * step / total_steps))
+                optimizer.step(_closures(model, optimizer, loss, x, y, config.sub_batch))
+                step += 1
+                if callback is not None:
+                    callback(step, model)
+            if epoch % config.evaluate_every == 0 or epoch == config.epochs:
+                history["epoch"].append(epoch)
+                for part, (inputs, labels) in parts.items():
+                    value, accuracy = evaluate(model, inputs, labels, loss)
+                    history.setdefault(f"{part}_loss", []).append(value)
+                    history.setdefault(f"{part}_accuracy", []).append(accuracy)
+            bar.update()
+    passes = 1 + config.ascent_steps if config.optimizer == "sam" else 1
+    return {key: np.asarray(values) for key, values in history.items()}, step * passes
+
+
+def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    base = _BASES[config.base]
+    settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.base == "sgd":
+        settings["momentum"] = config.momentum
+    if config.optimizer == "sgd":
+        return base(model.parameters(), **settings)
+    from samkit.optim import SAM
+
+    return SAM(
+        model.parameters(),
+        base,
+        rho=config.rho,
+        norm=config.norm,
+        ascent_steps=config.ascent_steps,
+        adaptive=config.adaptive,
+        model=model,
+        **settings,
+    )
+
+
+def _epochs(
+    x: Tensor, y: Tensor, size: int, epochs: int, seed: int
+) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        if size >= len(y):
+            yield iter([(x, y)])
+        else:
+            order = torch.randperm(len(y), generator=generator).to(y.device)
+            yield ((x[batch], y[batch]) for batch in order.split(size))
+
+
+def _closures(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    sub_batch: int | None,
+) -> Callable[[], Tensor] | list[Callable[[], Tensor]]:
+    def closure_of(inputs: Tensor, labels: Tensor) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            value = loss(model(inputs), labels)
+            if value.requires_grad:
+                value.backward()
+            return value
+
+        return closure
+
+    if sub_batch is None:
+        return closure_of(x, y)
+    return [closure_of(*part) for part in zip(x.split(sub_batch), y.split(sub_batch), strict=True)]
+
+
+def run_many(
+    configs: Config | Sequence[Config], seeds: Sequence[int], *, workers: int = 2, progress: bool = True
+) -> list:
+    """Train every configuration with every seed, several runs at a time.
+
+    Runs go to ``workers`` processes of one thread each, which works the same on Linux, macOS and Windows. In a
+    script, call it under ``if __name__ == "__main__":``.
+
+    Parameters
+    ----------
+    configs : Config or sequence of Config
+        One configuration, or several.
+    seeds : sequence of int
+        The seeds.
+    workers : int
+        Number of processes; 1 trains in this process.
+    progress : bool
+        Whether to show a bar.
+
+    Returns
+    -------
+    list
+        For one configuration: its :class:`Result` for each seed, in order. For several: a list of such lists.
+
+    Raises
+    ------
+    RuntimeError
+        If a run fails in a worker; the message says which.
+
+    Examples
+    --------
+    >>> from samkit.training import Config, run_many
+    >>> config = Config(dataset="two_moons", epochs=1, batch_size=20)
+    >>> [result.seed for result in run_many(config, [3, 4], workers=1)]
+    [3, 4]
+    """
+    several = [configs] if isinstance(configs, Config) else list(configs)
+    tasks = [(config, seed) for config in several for seed in seeds]
+    results: list[Any] = [None] * len(tasks)
+    for index, result in parallel.run_all(_run_quietly, tasks, workers=workers, progress=progress):
+        results[index] = result
+    rows = [results[i : i + len(seeds)] for i in range(0, len(tasks), len(seeds))]
+    return rows[0] if isinstance(configs, Config) else rows
+
+
+def _run_quietly(config: Config, seed: int) -> Result:
+    result = run(config, seed, progress=False)
+    result.model.to("cpu")  # a process cannot hand over memory of a device
+    return result
