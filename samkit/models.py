@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -80,7 +81,7 @@ def mlp(
         raise ValueError(f"unknown activation {activation!r}; choose one of {known}")
     sizes = [math.prod(input_shape), *[width] * depth]
     layers: list[nn.Module] = [nn.Flatten()] if len(input_shape) > 1 else []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), _ACTIVATIONS[activation]()]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
@@ -187,10 +188,11 @@ def resnet(input_shape: Sequence[int], classes: int, *, width: int = 16, blocks:
 
 
 class ResNet(nn.Module):
-    """A stem, ``blocks`` residual blocks (each after the first halves the image and doubles the channels), a head.
+    """A stem, ``blocks`` residual blocks (each after the first halves the image and doubles the channels),
+    a head.
 
-    Every convolution is followed by BatchNorm, so the network has running statistics: the smallest one on which
-    SAM can go wrong the way it does on a full ResNet (He et al. 2016, arXiv 1512.03385).
+    Every convolution is followed by BatchNorm, so the network has running statistics: the smallest one on
+    which SAM can go wrong the way it does on a full ResNet (He et al. 2016, arXiv 1512.03385).
 
     Parameters
     ----------
@@ -240,7 +242,9 @@ class _Block(nn.Module):
 
 def _image(name: str, input_shape: Sequence[int]) -> tuple[int, int, int]:
     if len(input_shape) != 3:
-        raise ValueError(f"{name!r} takes images (channels, height, width), got input_shape={tuple(input_shape)}")
+        raise ValueError(
+            f"{name!r} takes images (channels, height, width), got input_shape={tuple(input_shape)}"
+        )
     return tuple(input_shape)
 
 

@@ -54,7 +54,8 @@ class Config:
     schedule : str
         ``"cosine"`` lets the learning rate fall to 0 over the run, step by step; ``"constant"`` keeps it.
     loss : str
-        ``"cross_entropy"``, or ``"mse"`` against one-hot targets, averaged over examples and summed over classes.
+        ``"cross_entropy"``, or ``"mse"`` against one-hot targets, averaged over examples and summed over
+        classes.
     rho, norm, ascent_steps, adaptive
         SAM's radius and variants, as in ``samkit.optim.SAM``.
     sub_batch : int or None
@@ -127,7 +128,9 @@ class Config:
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be finite and >= 0, got {value}")
         if self.sub_batch is not None and self.optimizer != "sam":
-            raise ValueError(f"sub_batch={self.sub_batch} belongs to SAM; set optimizer='sam' or sub_batch=None")
+            raise ValueError(
+                f"sub_batch={self.sub_batch} belongs to SAM; set optimizer='sam' or sub_batch=None"
+            )
 
 
 @dataclass(eq=False)
@@ -142,9 +145,9 @@ class Result:
         The seed.
     history : dict of str to numpy.ndarray
         One entry for each evaluated epoch: ``epoch``, ``train_loss``, ``train_accuracy``, ``test_loss``,
-        ``test_accuracy`` and, with validation data, ``validation_loss`` and ``validation_accuracy``. Losses are
-        means over examples, accuracies shares between 0 and 1, all in evaluation mode at the end of the epoch.
-        Training figures count the labels that training sees, noise included.
+        ``test_accuracy`` and, with validation data, ``validation_loss`` and ``validation_accuracy``. Losses
+        are means over examples, accuracies shares between 0 and 1, all in evaluation mode at the end of the
+        epoch. Training figures count the labels that training sees, noise included.
     model : torch.nn.Module
         The trained network, in evaluation mode.
     seconds : float
@@ -194,7 +197,9 @@ class Result:
             If the run had no validation data.
         """
         if "validation_accuracy" not in self.history:
-            raise ValueError("this run had no validation data; set validation=0.2, for example, in its Config")
+            raise ValueError(
+                "this run had no validation data; set validation=0.2, for example, in its Config"
+            )
         return float(self.history[key][np.argmax(self.history["validation_accuracy"])])
 
 
@@ -241,7 +246,10 @@ def _one_hot_error(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
 ) -> tuple[float, float]:
     """Mean loss and accuracy in evaluation mode; the model's mode is left as found.
 
@@ -322,13 +330,20 @@ def run(
         torch.manual_seed(data._seed(seed))
         problem = dataset(config)
         # Built on the CPU whatever the device, so that a seed names the same start everywhere.
-        model = models.build(config.model, problem.x.shape[1:], problem.classes, **config.model_options).to(device)
+        model = models.build(config.model, problem.x.shape[1:], problem.classes, **config.model_options).to(
+            device
+        )
         history, gradients = _train(model, problem.to(device), config, seed, progress, callback)
     return Result(config, seed, history, model.eval(), time.perf_counter() - started, gradients)
 
 
 def _train(
-    model: nn.Module, problem: data.Dataset, config: Config, seed: int, progress: bool, callback: Callable | None
+    model: nn.Module,
+    problem: data.Dataset,
+    config: Config,
+    seed: int,
+    progress: bool,
+    callback: Callable | None,
 ) -> tuple[dict[str, np.ndarray], int]:
     loss = loss_function(config)
     optimizer = _optimizer(model, config)
@@ -347,7 +362,9 @@ def _train(
             for x, y in batches:
                 if config.schedule == "cosine":
                     for group in optimizer.param_groups:
-                        group["lr"] = 0.5 * config.learning_rate * (1 + math.cos(math.pi * step / total_steps))
+                        group["lr"] = (
+                            0.5 * config.learning_rate * (1 + math.cos(math.pi * step / total_steps))
+                        )
                 optimizer.step(_closures(model, optimizer, loss, x, y, config.sub_batch))
                 step += 1
                 if callback is not None:
@@ -424,8 +441,8 @@ def run_many(
 ) -> list:
     """Train every configuration with every seed, several runs at a time.
 
-    Runs go to ``workers`` processes of one thread each, which works the same on Linux, macOS and Windows. In a
-    script, call it under ``if __name__ == "__main__":``.
+    Runs go to ``workers`` processes of one thread each, which works the same on Linux, macOS and Windows.
+    In a script, call it under ``if __name__ == "__main__":``.
 
     Parameters
     ----------

@@ -1,0 +1,161 @@
+"""Stored results of the experiments that take too long for a notebook: small JSON files beside this
+module."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Stored", "agrees", "load", "names", "save"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The stored rows of one experiment, one row for each seed.
+
+    Parameters
+    ----------
+    name : str
+        The experiment.
+    function : str
+        Dotted name of the function that computed each row.
+    config : dict
+        Its keyword arguments.
+    seeds : list of int
+        The seeds, in the order of the rows.
+    rows : list of dict
+        What the function returned for each seed.
+    provenance : dict
+        Versions, machine and times.
+    """
+
+    name: str
+    function: str
+    config: dict[str, Any]
+    seeds: list[int]
+    rows: list[dict[str, Any]]
+    provenance: dict[str, Any]
+
+    def column(self, key: str) -> np.ndarray:
+        """One quantity for every seed.
+
+        Parameters
+        ----------
+        key : str
+            A key of the rows.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape ``(seeds,)``, or ``(seeds, k)`` where each row holds a list of ``k`` numbers.
+
+        Raises
+        ------
+        ValueError
+            If the rows have no such key.
+        """
+        if key not in self.rows[0]:
+            raise ValueError(f"{self.name!r} stores no {key!r}; it stores {', '.join(self.rows[0])}")
+        return np.asarray([row[key] for row in self.rows], dtype=np.float64)
+
+
+def names() -> list[str]:
+    """The names of all stored experiments.
+
+    Returns
+    -------
+    list of str
+        In alphabetical order.
+    """
+    files = (file.name for file in resources.files(__name__).iterdir())
+    return sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
+
+
+def load(name: str) -> Stored:
+    """Load one stored experiment.
+
+    Parameters
+    ----------
+    name : str
+        The experiment's name.
+
+    Returns
+    -------
+    Stored
+        Config, seeds, rows and provenance.
+
+    Raises
+    ------
+    ValueError
+        If nothing is stored under that name.
+    """
+    file = resources.files(__name__).joinpath(f"{name}.json")
+    if not file.is_file():
+        raise ValueError(
+            f"no stored experiment {name!r} (stored: {', '.join(names()) or 'none'}); compute it with "
+            f"`python -m samkit.experiments --only {name}`"
+        )
+    return Stored(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def save(stored: Stored, file: Path) -> None:
+    """Write an experiment to a file in one step: a reader sees the old file or the new one, never half of
+    one.
+
+    Parameters
+    ----------
+    stored : Stored
+        The experiment.
+    file : pathlib.Path
+        Where to write.
+    """
+    draft = file.with_name(file.name + ".tmp")
+    draft.write_text(json.dumps(asdict(stored), indent=1, allow_nan=True) + "\n", encoding="utf-8")
+    os.replace(draft, file)
+
+
+def agrees(value: float, column: np.ndarray, tolerance: float | None = None) -> bool:
+    """Whether a number recomputed here fits the stored seeds.
+
+    Trained runs are not bit-equal across versions and machines, so the test is statistical: the value must
+    lie within four standard deviations of the stored mean, or within ``tolerance`` of it.
+
+    Parameters
+    ----------
+    value : float
+        The recomputed number.
+    column : numpy.ndarray
+        The stored numbers, one for each seed.
+    tolerance : float or None
+        An absolute tolerance in place of the four standard deviations.
+
+    Returns
+    -------
+    bool
+        ``True`` if it fits; NaN never does.
+
+    Raises
+    ------
+    ValueError
+        If the column has fewer than two seeds and no tolerance is given.
+
+    Examples
+    --------
+    >>> from samkit import results
+    >>> results.agrees(1.3, [1.0, 1.1, 1.2]), results.agrees(2.0, [1.0, 1.1, 1.2])
+    (True, False)
+    """
+    stored = np.asarray(column, dtype=np.float64)
+    if tolerance is None:
+        if stored.size < 2:
+            raise ValueError(
+                "four standard deviations need at least two stored seeds; state a tolerance instead"
+            )
+        tolerance = 4 * float(stored.std(ddof=1))
+    return bool(abs(value - stored.mean()) <= tolerance)
