@@ -1,0 +1,79 @@
+"""The claims page: ``{claims}`` becomes one card for each row of the ledger ``samkit/claims.toml``.
+
+A card ends with the verdict that the claim's chapter showed in this very build, so the page repeats what was
+measured and cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util.docutils import SphinxDirective
+
+
+class verdict(nodes.General, nodes.Element):
+    """Stands where the chapter's verdict goes until all chapters have run."""
+
+
+def badge(status: str) -> str:
+    return f"[{status}]{{.claim-badge .{status.replace(' ', '-')}}}"
+
+
+def card(name: str, row: dict, chapter: str) -> str:
+    """One claim in Markdown; ``chapter`` is a link, or a name while the chapter does not exist."""
+    scale = f" at full scale: {badge(row['full_scale'])}" if "full_scale" in row else ""
+    facts = {
+        "Source": row["source"],
+        "Chapter": chapter,
+        "Decision rule": row.get("rule"),
+        "Computed by": f"`{row['function']}`" if "function" in row else None,
+    }
+    listed = "\n\n".join(f"{label}\n: {value}" for label, value in facts.items() if value)
+    body = "\n\n".join((f"**{name}** {badge(row['status'])}{scale}", row["statement"], listed))
+    return f"::::{{div}} claim\n:name: ledger-{name.lower()}\n\n{body}\n::::\n"
+
+
+class Claims(SphinxDirective):
+    def run(self) -> list[nodes.Node]:
+        path = Path(self.env.srcdir) / "samkit" / "claims.toml"
+        self.env.note_dependency(str(path))
+        claims = tomllib.loads(path.read_text(encoding="utf-8"))
+        counts = Counter(row["status"] for row in claims.values())
+        summary = ", ".join(f"{number} {badge(status)}" for status, number in counts.most_common())
+        shown = self.parse_text_to_nodes(f"{len(claims)} claims: {summary}.")
+        for name, row in claims.items():
+            chapter = f"notebooks/{row['chapter']}"
+            exists = chapter in self.env.found_docs
+            box = self.parse_text_to_nodes(card(name, row, f"[](/{chapter}.ipynb)" if exists else chapter))[0]
+            if exists:
+                box += verdict(name=name, chapter=chapter)
+            shown.append(box)
+        return shown
+
+
+class ShowVerdicts(SphinxPostTransform):
+    default_priority = 3  # before myst-nb chooses one form of each output
+
+    def run(self, **kwargs: object) -> None:
+        for node in list(self.document.findall(verdict)):
+            marker = f"<strong>{node['name']}</strong>"
+            outputs = [
+                output.deepcopy()
+                for output in self.env.get_doctree(node["chapter"]).findall(nodes.container)
+                if output.get("nb_element") == "mime_bundle"
+                and "Verdict:" in output.astext()
+                and marker in output.astext()
+            ]
+            node.replace_self(outputs)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_node(verdict)
+    app.add_directive("claims", Claims)
+    app.add_post_transform(ShowVerdicts)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
