@@ -1,5 +1,4 @@
-"""The claims ledger: what the papers say, the rule each claim is judged by, and the verdict of a
-measurement."""
+"""The claims ledger: what the papers say, the rule that judges each claim, the verdict of a measurement."""
 
 from __future__ import annotations
 
@@ -57,7 +56,8 @@ class Estimate:
     def __post_init__(self):
         if not self.low <= self.value <= self.high:
             raise ValueError(
-                f"an estimate needs low <= value <= high without NaN, got {self.low}, {self.value}, {self.high}"
+                "an estimate needs low <= value <= high, and no NaN; "
+                f"got low={self.low}, value={self.value}, high={self.high}"
             )
 
     @classmethod
@@ -82,9 +82,8 @@ class Estimate:
     ) -> Estimate:
         r"""The mean of independent samples with a confidence interval.
 
-        ``method="t"``: :math:`\bar x \pm t_{n-1} s / \sqrt n`. ``method="bootstrap"``: percentiles of the means of
-        10,000 resamples, which does not assume a bell-shaped distribution but is too narrow below about 10
-        samples.
+        ``method="t"``: :math:`\bar x \pm t_{n-1} s / \sqrt n`. ``method="bootstrap"``: percentiles of the
+        means of 10,000 resamples; it assumes no bell shape but is too narrow below about 10 samples.
 
         Parameters
         ----------
@@ -187,6 +186,8 @@ class Part:
         The bound, or for ``"within"`` both ends.
     unit : str
         Unit of the quantity, empty for a pure number.
+    condition : bool
+        Whether this is no part of the claim but a condition for judging it, such as enough training.
     """
 
     name: str
@@ -194,6 +195,7 @@ class Part:
     comparison: str
     threshold: float | tuple[float, float]
     unit: str = ""
+    condition: bool = False
 
     def holds(self, estimate: Estimate) -> bool:
         """Whether the whole interval lies on the claimed side of the threshold.
@@ -242,8 +244,8 @@ class Claim:
         The claim in our words.
     source : str
         Paper and place.
-    chapter : str
-        The notebook that settles it, without ``.ipynb``.
+    chapter : int
+        Number of the chapter that settles it.
     status : str
         One of :data:`STATUSES`.
     rule : str
@@ -255,13 +257,13 @@ class Claim:
     full_scale : str
         ``"needs scale"`` when the claim also has a part that is out of reach here.
     measured : str
-        What was seen, for the ledger's page.
+        What was seen, in words, for the book's page.
     """
 
     id: str
     statement: str
     source: str
-    chapter: str
+    chapter: int
     status: str
     rule: str = ""
     function: str = ""
@@ -283,7 +285,7 @@ def ledger() -> dict[str, Claim]:
     --------
     >>> from samkit import claims
     >>> claims.ledger()["G2"].chapter
-    '02_measuring_sharpness'
+    2
     """
     text = resources.files("samkit").joinpath("claims.toml").read_text(encoding="utf-8")
     return {name: _claim_from(name, dict(row)) for name, row in tomllib.loads(text).items()}
@@ -318,35 +320,42 @@ class Verdict:
     def __str__(self) -> str:
         lines = [f"{self.claim.id}: {self.claim.statement}"]
         for part, estimate, holds in self.measured:
-            unit = f" {part.unit}" if part.unit else ""
-            lines.append(
-                f"  [{'yes' if holds else 'no '}] {part.says}: {estimate}{unit} (rule: {part.demand})"
-            )
+            mark = "yes" if holds else "no "
+            lines.append(f"  [{mark}] {part.says}: {_with_unit(estimate, part)} ({_rule(part)})")
         lines.append(f"  {self.status}")
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(part.says)}</td><td>{html.escape(str(estimate))} {html.escape(part.unit)}</td>"
-            f"<td>{html.escape(part.demand)}</td><td>{'yes' if holds else 'no'}</td></tr>"
+        rows = [
+            [part.says, _with_unit(estimate, part), _rule(part), "yes" if holds else "no"]
             for part, estimate, holds in self.measured
-        )
+        ]
+        cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
+        heads = "".join(f"<th>{head}</th>" for head in ("Quantity", "Measured", "Rule", "Holds"))
+        badge = f'<span class="claim-badge {self.status.replace(" ", "-")}">{self.status}</span>'
         return (
-            f'<div class="claim claim-{self.status.replace(" ", "-")}">'
-            f"<p><strong>{self.claim.id}</strong> {html.escape(self.claim.statement)}</p>"
-            "<table><thead><tr><th>Measured</th><th>Value and interval</th><th>Rule</th><th>Holds</th></tr></thead>"
-            f"<tbody>{rows}</tbody></table>"
-            f"<p>Verdict: <strong>{self.status}</strong></p></div>"
+            f'<div class="claim"><p><strong>{self.claim.id}</strong> {badge}</p>'
+            f"<p>{html.escape(self.claim.statement)}</p>"
+            f"<table><thead><tr>{heads}</tr></thead>"
+            f"<tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table></div>"
         )
+
+
+def _with_unit(estimate: Estimate, part: Part) -> str:
+    return f"{estimate} {part.unit}".strip()
+
+
+def _rule(part: Part) -> str:
+    return f"condition: {part.demand}" if part.condition else f"rule: {part.demand}"
 
 
 def claim(id: str, **measured: Estimate | float | tuple[float, float, float]) -> Verdict:
-    """Settle a claim: judge measurements by the ledger's rule.
+    """Settle a claim: judge measurements by the rule in the ledger.
 
-    A part holds when its whole interval lies on the claimed side. All parts hold: ``reproduced``; some:
-    ``reproduced in part``; none: ``not reproduced``.
+    A part of the rule holds when its whole interval lies on the claimed side. All parts hold: ``reproduced``;
+    some: ``reproduced in part``; none: ``not reproduced``.
 
     Parameters
     ----------
@@ -366,18 +375,24 @@ def claim(id: str, **measured: Estimate | float | tuple[float, float, float]) ->
     ValueError
         If the ledger has no such claim.
     ClaimError
-        If a part is missing or unknown, or the verdict is not the status that the ledger states.
+        If a part is missing or unknown, a condition of the rule fails, or the verdict is not the status that
+        the ledger states.
     """
     row = _row(id)
-    missing = [part.name for part in row.parts if part.name not in measured]
-    if missing or not row.parts:
-        raise ClaimError(
-            f"{id} is settled by measuring {', '.join(missing) or 'parts that its rule must name'}"
-        )
     judged = _judge(row, measured)
-    held = sum(holds for _, _, holds in judged)
-    status = STATUSES[0] if held == len(judged) else STATUSES[1] if held else STATUSES[2]
+    missing = [part.name for part in row.parts if part.name not in measured]
+    if missing:
+        raise ClaimError(f"{id} needs every part of its rule; not measured: {', '.join(missing)}")
+    failed = [part for part, _, holds in judged if part.condition and not holds]
+    held = [holds for part, _, holds in judged if not part.condition]
+    if not held:
+        raise ClaimError(f"{id} has no rule yet: write its parts into the ledger before measuring")
+    status = STATUSES[0] if all(held) else STATUSES[1] if any(held) else STATUSES[2]
     verdict = Verdict(row, judged, status)
+    if failed:
+        raise ClaimError(
+            f"{id} cannot be judged, a condition of its rule fails ({failed[0].name}):\n{verdict}"
+        )
     if status != row.status:
         raise ClaimError(f"the ledger says {row.status!r}, the measurement says {status!r}:\n{verdict}")
     return verdict
@@ -391,7 +406,7 @@ def evidence(id: str, **measured: Estimate | float | tuple[float, float, float])
     id : str
         A claim's id.
     **measured
-        Measurements by the name of a part; some of the parts are enough.
+        Measurements by the name of a part, as for :func:`claim`; some of the parts are enough.
 
     Returns
     -------
@@ -420,14 +435,13 @@ def _judge(row: Claim, measured: dict) -> tuple[tuple[Part, Estimate, bool], ...
     parts = {part.name: part for part in row.parts}
     unknown = [name for name in measured if name not in parts]
     if unknown:
-        raise ClaimError(
-            f"{row.id} has no part {unknown[0]!r}; its rule names {', '.join(parts) or 'none yet'}"
-        )
-    judged = []
-    for name, part in parts.items():
-        if name in measured:
-            value = measured[name]
-            if not isinstance(value, Estimate):
-                value = Estimate(*value) if isinstance(value, tuple) else Estimate.exact(value)
-            judged.append((part, value, part.holds(value)))
-    return tuple(judged)
+        known = ", ".join(parts) or "none yet"
+        raise ClaimError(f"{row.id} has no part {unknown[0]!r}; the parts of its rule: {known}")
+    estimates = {name: _as_estimate(value) for name, value in measured.items()}
+    return tuple((parts[n], estimates[n], parts[n].holds(estimates[n])) for n in parts if n in estimates)
+
+
+def _as_estimate(value: Estimate | float | tuple[float, float, float]) -> Estimate:
+    if isinstance(value, Estimate):
+        return value
+    return Estimate(*value) if isinstance(value, tuple) else Estimate.exact(value)
