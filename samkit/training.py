@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +70,7 @@ class Config:
     data_seed : int
         Seed of the data: of the draw or the split, of the subset, the noise and the validation part.
     evaluate_every : int
-        Epochs between two entries in the history; the last epoch always gets one.
+        Epochs between two entries in the history; the end of training always gets one.
 
     Raises
     ------
@@ -284,7 +285,8 @@ def run(
     *,
     progress: bool = True,
     device: torch.device | str | None = None,
-    callback: Callable[[int, nn.Module], None] | None = None,
+    callback: Callable[[int, nn.Module], bool | None] | None = None,
+    model: nn.Module | None = None,
 ) -> Result:
     """Train one network.
 
@@ -303,7 +305,11 @@ def run(
         Where to train; ``None`` means :func:`samkit.device`.
     callback : callable or None
         Called as ``callback(step, model)`` with the number of steps made so far: once before the first step
-        (0) and after each one. It must not change the model.
+        (0) and after each one. It must not change the model. Training ends where it returns ``True`` after
+        a step.
+    model : torch.nn.Module or None
+        A network to start from, such as another run's; it is copied and stays as it is. ``None`` builds a
+        fresh one from the seed.
 
     Returns
     -------
@@ -330,9 +336,8 @@ def run(
         torch.manual_seed(data._seed(seed))
         problem = dataset(config)
         # Built on the CPU whatever the device, so that a seed names the same start everywhere.
-        model = models.build(config.model, problem.x.shape[1:], problem.classes, **config.model_options).to(
-            device
-        )
+        fresh = models.build(config.model, problem.x.shape[1:], problem.classes, **config.model_options)
+        model = (fresh if model is None else copy.deepcopy(model)).to(device)
         history, gradients = _train(model, problem.to(device), config, seed, progress, callback)
     return Result(config, seed, history, model.eval(), time.perf_counter() - started, gradients)
 
@@ -353,7 +358,7 @@ def _train(
     history: dict[str, list[float]] = {"epoch": []}
     size = config.batch_size or len(problem.y)
     total_steps = config.epochs * math.ceil(len(problem.y) / size)
-    step = 0
+    step, ended = 0, False
     model.train()
     if callback is not None:
         callback(0, model)
@@ -367,15 +372,18 @@ def _train(
                         )
                 optimizer.step(_closures(model, optimizer, loss, x, y, config.sub_batch))
                 step += 1
-                if callback is not None:
-                    callback(step, model)
-            if epoch % config.evaluate_every == 0 or epoch == config.epochs:
+                ended = callback is not None and callback(step, model) is True
+                if ended:
+                    break
+            if epoch % config.evaluate_every == 0 or epoch == config.epochs or ended:
                 history["epoch"].append(epoch)
                 for part, (inputs, labels) in parts.items():
                     value, accuracy = evaluate(model, inputs, labels, loss)
                     history.setdefault(f"{part}_loss", []).append(value)
                     history.setdefault(f"{part}_accuracy", []).append(accuracy)
             bar.update()
+            if ended:
+                break
     passes = 1 + config.ascent_steps if config.optimizer == "sam" else 1
     return {key: np.asarray(values) for key, values in history.items()}, step * passes
 
