@@ -113,7 +113,7 @@ class Dataset:
         fraction = _fraction("fraction", fraction)
         if self.y_validation is not None:
             raise ValueError("add label noise before carving off validation data, so that both are noisy")
-        generator = _generator(seed)
+        generator = _generator(seed, "label noise")
         n = len(self.y)
         changed = torch.randperm(n, generator=generator)[: round(fraction * n)]
         step = torch.randint(1, self.classes, (len(changed),), generator=generator)
@@ -161,7 +161,7 @@ class Dataset:
             raise ValueError(f"fraction={fraction} leaves no training examples; use a smaller share")
         if self.y_validation is not None:
             raise ValueError("this data set has a validation part already; start from the full one")
-        order = torch.randperm(n, generator=_generator(seed)).to(self.y.device)
+        order = torch.randperm(n, generator=_generator(seed, "validation")).to(self.y.device)
         held_out, kept = order[:moved], order[moved:].sort().values
         return replace(
             self,
@@ -200,7 +200,8 @@ class Dataset:
         """
         if not 1 <= n <= len(self.y):
             raise ValueError(f"n must be between 1 and {len(self.y)}, the training examples here, got {n}")
-        kept = torch.randperm(len(self.y), generator=_generator(seed))[:n].sort().values.to(self.y.device)
+        order = torch.randperm(len(self.y), generator=_generator(seed, "subset"))
+        kept = order[:n].sort().values.to(self.y.device)
         return replace(self, x=self.x[kept], y=self.y[kept], y_clean=self.y_clean[kept])
 
 
@@ -377,8 +378,11 @@ NAMES = tuple(_LOADERS)
 """The names that :func:`load` knows."""
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(_seed(seed))
+def _generator(seed: int, purpose: str) -> torch.Generator:
+    # A stream for each purpose: drawn from one stream, the examples with wrong labels, the validation part and
+    # the first batches of training would be the same examples.
+    key = np.random.SeedSequence([_seed(seed), *purpose.encode()]).generate_state(1)
+    return torch.Generator().manual_seed(int(key[0]))
 
 
 def _seed(seed: int) -> int:
