@@ -1,5 +1,4 @@
-"""Stored results of the experiments that take too long for a notebook: small JSON files beside this
-module."""
+"""Stored results: small JSON files, beside this module, of what takes too long for a notebook."""
 
 from __future__ import annotations
 
@@ -7,12 +6,13 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Stored", "agrees", "load", "names", "save"]
+__all__ = ["Stored", "agrees", "load", "names", "read", "save"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Stored:
     rows : list of dict
         What the function returned for each seed.
     provenance : dict
-        Versions, machine and times.
+        ``seconds`` of each row, and ``environments``: date, versions and machine of the runs behind the rows.
     """
 
     name: str
@@ -53,7 +53,9 @@ class Stored:
         Returns
         -------
         numpy.ndarray
-            Shape ``(seeds,)``, or ``(seeds, k)`` where each row holds a list of ``k`` numbers.
+                Shape ``(seeds,)``, or ``(seeds, k)`` where each row holds a list of ``k`` numbers; NaN
+                where a value
+            was not finite.
 
         Raises
         ------
@@ -74,7 +76,7 @@ def names() -> list[str]:
         In alphabetical order.
     """
     files = (file.name for file in resources.files(__name__).iterdir())
-    return sorted(name.removesuffix(".json") for name in files if name.endswith(".json"))
+    return sorted(n.removesuffix(".json") for n in files if n.endswith(".json") and ".partial" not in n)
 
 
 def load(name: str) -> Stored:
@@ -101,6 +103,22 @@ def load(name: str) -> Stored:
             f"no stored experiment {name!r} (stored: {', '.join(names()) or 'none'}); compute it with "
             f"`python -m samkit.experiments --only {name}`"
         )
+    return read(file)
+
+
+def read(file: Traversable) -> Stored:
+    """Read an experiment from a file that :func:`save` wrote.
+
+    Parameters
+    ----------
+    file : pathlib.Path or importlib.resources.abc.Traversable
+        The file.
+
+    Returns
+    -------
+    Stored
+        The experiment.
+    """
     return Stored(**json.loads(file.read_text(encoding="utf-8")))
 
 
@@ -115,8 +133,11 @@ def save(stored: Stored, file: Path) -> None:
     file : pathlib.Path
         Where to write.
     """
+    fields = {key: json.dumps(value, allow_nan=False) for key, value in asdict(stored).items()}
+    fields["rows"] = "[\n  " + ",\n  ".join(json.dumps(row, allow_nan=False) for row in stored.rows) + "\n ]"
+    text = "{\n " + ",\n ".join(f'"{key}": {value}' for key, value in fields.items()) + "\n}\n"
     draft = file.with_name(file.name + ".tmp")
-    draft.write_text(json.dumps(asdict(stored), indent=1, allow_nan=True) + "\n", encoding="utf-8")
+    draft.write_text(text, encoding="utf-8")
     os.replace(draft, file)
 
 
