@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samkit.sharpness import Surface
+from samkit.surface import Surface
 
 __all__ = [
     "FLAT_MINIMUM",
