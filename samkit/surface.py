@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -152,8 +151,8 @@ class Surface:
             raise ValueError("loss() must not call backward: let it compute and return the loss only")
         if not (self._moved or value.isfinite()):
             raise ValueError(
-                f"the loss is {value.item()} at the weights as given, so nothing can be measured around them:
-                " "check weights and batch for entries that are not finite"
+                f"the loss is {value.item()} at the weights as given, so nothing can be measured around "
+                "them: check weights and batch for entries that are not finite"
             )
         return value
 
