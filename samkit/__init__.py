@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import os
 import pkgutil
 import random
@@ -14,6 +13,8 @@ from types import ModuleType
 
 import numpy as np
 import torch
+
+from samkit._arguments import seed as check_seed
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "device", "seed_everything"]
@@ -32,11 +33,16 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_SUBMODULES})
 
 
-def device() -> torch.device:
+def device(name: str | torch.device | None = None) -> torch.device:
     """The device the course computes on: CUDA if there is one, then MPS, then the CPU.
 
     The environment variable ``SAMKIT_DEVICE`` overrides the choice, for example ``SAMKIT_DEVICE=cpu`` or
-    ``SAMKIT_DEVICE=cuda:1``.
+    ``SAMKIT_DEVICE=cuda:1``, and ``name`` overrides both.
+
+    Parameters
+    ----------
+    name : str or torch.device, optional
+        A device to use, if this machine has it.
 
     Returns
     -------
@@ -46,36 +52,39 @@ def device() -> torch.device:
     Raises
     ------
     ValueError
-        If ``SAMKIT_DEVICE`` names something other than ``cuda``, ``mps`` or ``cpu``, or a device that this
-        machine does not have.
+        If ``name`` or ``SAMKIT_DEVICE`` names something other than ``cuda``, ``mps`` or ``cpu``, or a device
+        that this machine does not have.
 
     Examples
     --------
     >>> import samkit
     >>> samkit.device().type in ("cuda", "mps", "cpu")
     True
+    >>> samkit.device("cpu")
+    device(type='cpu')
     """
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
-    wanted = os.environ.get("SAMKIT_DEVICE", "").strip().lower()
-    if not wanted:
+    wanted = (os.environ.get("SAMKIT_DEVICE", "") if name is None else str(name)).strip().lower()
+    if name is None and not wanted:
         return torch.device(next(kind for kind in _DEVICE_TYPES if available[kind]))
+    said = f"{'SAMKIT_DEVICE' if name is None else 'device'}={wanted!r}"
     try:
         chosen = torch.device(wanted)
     except RuntimeError:
         chosen = None
     if chosen is None or chosen.type not in _DEVICE_TYPES:
+        way_out = "unset the variable" if name is None else "leave it out"
         raise ValueError(
-            f"SAMKIT_DEVICE={wanted!r} is not a device: use 'cuda', 'cuda:1', 'mps' or 'cpu', "
-            "or unset the variable to let samkit choose"
+            f"{said} is not a device: use 'cuda', 'cuda:1', 'mps' or 'cpu', or {way_out} to let samkit choose"
         )
     count = {"cuda": torch.cuda.device_count(), "mps": int(available["mps"]), "cpu": 1}[chosen.type]
     if not available[chosen.type] or (chosen.index or 0) >= count:
         here = ", ".join(kind for kind in _DEVICE_TYPES if available[kind])
-        raise ValueError(f"SAMKIT_DEVICE={wanted!r} is not available on this machine (it has: {here})")
+        raise ValueError(f"{said} is not available on this machine (it has: {here})")
     return chosen
 
 
@@ -109,14 +118,7 @@ def seed_everything(seed: int) -> int:
     >>> bool(torch.rand(1) == first)
     True
     """
-    if isinstance(seed, bool):
-        raise TypeError(f"seed must be an integer, got {seed!r}; pass for example seed=0")
-    try:
-        seed = operator.index(seed)
-    except TypeError:
-        raise TypeError(f"seed must be an integer, got {seed!r}; pass for example seed=0") from None
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
+    seed = check_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (libraries use the legacy generator)
     torch.manual_seed(seed)

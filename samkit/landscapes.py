@@ -123,7 +123,7 @@ def path(
 
 def filter_normalized_direction(params: Iterable[Tensor], seed: int) -> list[Tensor]:
     """A random direction in which every filter has the norm of the same filter of the weights."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(_integer("seed", seed, 0))
     direction = []
     for p in params:
         d = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
