@@ -6,6 +6,7 @@ measured and cannot disagree with it.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -25,13 +26,14 @@ def badge(status: str) -> str:
 
 
 def card(name: str, row: dict, chapter: str) -> str:
-    """One claim in Markdown; ``chapter`` is a link, or a name while the chapter does not exist."""
+    """One claim in Markdown; ``chapter`` is a link to the notebook that settles it."""
     scale = f" at full scale: {badge(row['full_scale'])}" if "full_scale" in row else ""
     facts = {
         "Source": row["source"],
         "Chapter": chapter,
         "Decision rule": row.get("rule"),
         "Computed by": f"`{row['function']}`" if "function" in row else None,
+        "Seen": row.get("measured"),
     }
     listed = "\n\n".join(f"{label}\n: {value}" for label, value in facts.items() if value)
     body = "\n\n".join((f"**{name}** {badge(row['status'])}{scale}", row["statement"], listed))
@@ -45,14 +47,21 @@ class Claims(SphinxDirective):
         claims = tomllib.loads(path.read_text(encoding="utf-8"))
         counts = Counter(row["status"] for row in claims.values())
         summary = ", ".join(f"{number} {badge(status)}" for status, number in counts.most_common())
-        shown = self.parse_text_to_nodes(f"{len(claims)} claims: {summary}.")
+        shown = self.parse_text_to_nodes(f"{len(claims)} claims: {summary}")
+        chapters = {
+            int(name[10:12]): name for name in self.env.found_docs if re.match(r"notebooks/\d\d_", name)
+        }
+        planned = ["| id | planned claim | source |", "|---|---|---|"]
         for name, row in claims.items():
-            chapter = f"notebooks/{row['chapter']}"
-            exists = chapter in self.env.found_docs
-            box = self.parse_text_to_nodes(card(name, row, f"[](/{chapter}.ipynb)" if exists else chapter))[0]
-            if exists:
-                box += verdict(name=name, chapter=chapter)
+            if row["status"] == "planned":
+                planned.append(f"| {name} | {row['statement']} | {row['source']} |")
+                continue
+            chapter = chapters[row["chapter"]]
+            box = self.parse_text_to_nodes(card(name, row, f"[](/{chapter}.ipynb)"))[0]
+            box += verdict(name=name, chapter=chapter)
             shown.append(box)
+        if len(planned) > 2:
+            shown += self.parse_text_to_nodes("\n".join(planned))
         return shown
 
 
@@ -61,13 +70,11 @@ class ShowVerdicts(SphinxPostTransform):
 
     def run(self, **kwargs: object) -> None:
         for node in list(self.document.findall(verdict)):
-            marker = f"<strong>{node['name']}</strong>"
+            start = f'<div class="claim"><p><strong>{node["name"]}</strong>'
             outputs = [
-                output.deepcopy()
-                for output in self.env.get_doctree(node["chapter"]).findall(nodes.container)
-                if output.get("nb_element") == "mime_bundle"
-                and "Verdict:" in output.astext()
-                and marker in output.astext()
+                raw.deepcopy()
+                for raw in self.env.get_doctree(node["chapter"]).findall(nodes.raw)
+                if raw.astext().startswith(start) and ">evidence<" not in raw.astext()
             ]
             node.replace_self(outputs)
 
