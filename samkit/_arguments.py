@@ -22,3 +22,10 @@ def number(name: str, value: object, *, positive: bool = False) -> float:
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
         raise ValueError(f"{name} must be finite and {'> 0' if positive else '>= 0'}, got {value}")
     return float(value)
+
+
+def seed(value: object) -> int:
+    """The seed as an int; NumPy's legacy generator takes 0 to 2**32 - 1, and no generator a float."""
+    if integer("seed", value, 0) >= 2**32:
+        raise ValueError(f"seed must be between 0 and 2**32 - 1, got {value}")
+    return int(value)

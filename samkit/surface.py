@@ -176,6 +176,23 @@ class Surface:
         with torch.no_grad():
             return self._evaluate().item()
 
+    @torch.no_grad()
+    def losses(self, u: np.ndarray) -> np.ndarray:
+        """The losses at an array of displacements (..., size), from a ``loss`` that takes the weights."""
+        batch = u.shape[:-1]
+        shifts = iter(torch.from_numpy(self.scale * u).split([p.numel() for p in self._params], dim=-1))
+        weights = [
+            p + next(shifts).to(p.dtype).to(p.device).view(*batch, *p.shape) if p.requires_grad else p
+            for p in self._all_params
+        ]
+        values = self._loss(*weights)
+        if not isinstance(values, Tensor) or values.shape != batch:
+            raise ValueError(
+                f"a batched loss must return one loss for each position, a tensor of shape {batch}, got "
+                f"{tuple(values.shape) if isinstance(values, Tensor) else values!r}"
+            )
+        return values.cpu().double().numpy()
+
     def loss_and_gradient(self, u: np.ndarray | None = None) -> tuple[float, np.ndarray]:
         """The loss at the displacement ``u`` and its gradient with respect to ``u``."""
         self._move_to(u)
