@@ -1,0 +1,208 @@
+"""Chapter 3: what SAM gains over SGD on clean and on wrong labels, once SGD is tuned as carefully as SAM.
+
+The comparison has two halves. :func:`tuning` searches settings on validation data that carry the same share
+of wrong labels as the training data, and :func:`choose` picks from its results. :func:`label_noise` then
+trains with the chosen settings, on fresh data and fresh seeds, and looks at the test set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from samkit import results, sharpness, training
+from samkit.experiments import Experiment
+from samkit.training import Config
+
+__all__ = ["choose", "label_noise", "tuning"]
+
+STOPS = 10
+"""Early stopping may end a run after each tenth of its epochs."""
+
+GRID = {
+    "epochs": [20, 40, 80],
+    "weight_decays": [1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2],
+    "rhos": [0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6],
+    "sam_weight_decays": [3e-4, 1e-3, 2e-3, 4e-3],
+    "linf_rhos": [2.5e-4, 5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 4e-3],
+}
+"""What :func:`tuning` tries. SGD may run for twice the 40 epochs of SAM: the same number of gradients."""
+
+
+def tuning(
+    seed: int,
+    *,
+    fraction: float,
+    epochs: Sequence[int],
+    weight_decays: Sequence[float],
+    rhos: Sequence[float],
+    sam_weight_decays: Sequence[float],
+    linf_rhos: Sequence[float],
+    model: str = "mlp",
+) -> dict[str, Any]:
+    """Train every setting of the grid once, with a fifth of the training data held back for validation.
+
+    What is not named here is as in :class:`samkit.training.Config`. The seed also draws the data, the wrong
+    labels and the validation part.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data and of training.
+    fraction : float
+        Share of wrong labels, in the training and the validation part.
+    epochs, weight_decays : sequence of float
+        SGD's grid (E values and W values).
+    rhos, sam_weight_decays : sequence of float
+        The grid of l_2-SAM (R values and V values).
+    linf_rhos : sequence of float
+        The radii of l_inf-SAM (Q values), which keeps the default weight decay.
+    model : str
+        The network, a name of :func:`samkit.models.build`.
+
+    Returns
+    -------
+    dict
+        Accuracies in percent after each tenth of the run: ``sgd_validation`` (E, W, 10), ``sam_validation``
+        (V, R, 10), ``linf_validation`` (Q, 10), and the same for ``_test``; and the top eigenvalues of the
+        training loss's Hessian at the default weight decay, ``sgd_eigenvalue`` and ``sam_eigenvalue`` (R,).
+    """
+    common = Config(model=model, label_noise=fraction, validation=0.2, data_seed=seed)
+
+    def train(**changes) -> training.Result:
+        config = replace(common, **changes)
+        return training.run(replace(config, evaluate_every=config.epochs // STOPS), seed, progress=False)
+
+    def sam(rho: float, weight_decay: float = common.weight_decay, norm: str = "l2") -> training.Result:
+        return train(optimizer="sam", rho=rho, weight_decay=weight_decay, norm=norm)
+
+    sgd_runs = [[train(epochs=e, weight_decay=w) for w in weight_decays] for e in epochs]
+    sam_runs = [[sam(rho, w) for rho in rhos] for w in sam_weight_decays]
+    linf_runs = [sam(rho, norm="linf") for rho in linf_rhos]
+    row: dict[str, Any] = {}
+    for part in ("validation", "test"):
+        row[f"sgd_{part}"] = [[_percent(run, part) for run in runs] for runs in sgd_runs]
+        row[f"sam_{part}"] = [[_percent(run, part) for run in runs] for runs in sam_runs]
+        row[f"linf_{part}"] = [_percent(run, part) for run in linf_runs]
+    plain = sgd_runs[epochs.index(common.epochs)][weight_decays.index(common.weight_decay)]
+    row["sgd_eigenvalue"] = _top_eigenvalue(plain)
+    row["sam_eigenvalue"] = [
+        _top_eigenvalue(run) for run in sam_runs[sam_weight_decays.index(common.weight_decay)]
+    ]
+    return row
+
+
+def _percent(run: training.Result, part: str) -> np.ndarray:
+    return 100 * run.history[f"{part}_accuracy"]
+
+
+def _top_eigenvalue(run: training.Result) -> float:
+    problem = training.dataset(run.config)
+    model, loss = run.model.to("cpu"), training.loss_function(run.config)
+    found = sharpness.top_eigenvalues(lambda: loss(model(problem.x), problem.y), model.parameters())
+    return float(found.value[0])
+
+
+def choose(tuned: results.Stored) -> dict[str, dict[str, float]]:
+    """The settings with the best validation accuracy, averaged over the seeds of :func:`tuning`.
+
+    Parameters
+    ----------
+    tuned : samkit.results.Stored
+        Stored results of :func:`tuning`.
+
+    Returns
+    -------
+    dict of str to dict
+        For each contestant what it changes in the default :class:`samkit.training.Config`, and ``stop``, the
+        share of the run after which it stops: SGD as it comes, with each control alone, and with all of them;
+        SAM with its radius alone, and with all controls but the number of epochs; l_inf-SAM with its radius.
+    """
+    grid = tuned.config
+    sgd, sam, linf = (tuned.column(f"{name}_validation").mean(axis=0) for name in ("sgd", "sam", "linf"))
+    default = Config()
+    e, w = grid["epochs"].index(default.epochs), grid["weight_decays"].index(default.weight_decay)
+    v = grid["sam_weight_decays"].index(default.weight_decay)
+    best_e, best_w, best_stop = np.unravel_index(sgd.argmax(), sgd.shape)
+    sam_w, sam_rho, sam_stop = np.unravel_index(sam.argmax(), sam.shape)
+    return {
+        "SGD": {},
+        "SGD, stopped early": {"stop": _share(sgd[e, w].argmax())},
+        "SGD, epochs tuned": {"epochs": grid["epochs"][sgd[:, w, -1].argmax()]},
+        "SGD, weight decay tuned": {"weight_decay": grid["weight_decays"][sgd[e, :, -1].argmax()]},
+        "SGD, all controls": {
+            "epochs": grid["epochs"][best_e],
+            "weight_decay": grid["weight_decays"][best_w],
+            "stop": _share(best_stop),
+        },
+        "SAM": {"rho": grid["rhos"][sam[v, :, -1].argmax()]},
+        "SAM, all controls": {
+            "rho": grid["rhos"][sam_rho],
+            "weight_decay": grid["sam_weight_decays"][sam_w],
+            "stop": _share(sam_stop),
+        },
+        "l_inf-SAM": {"rho": grid["linf_rhos"][linf[:, -1].argmax()], "norm": "linf"},
+    }
+
+
+def _share(tenth: int) -> float:
+    return (int(tenth) + 1) / STOPS
+
+
+def label_noise(
+    seed: int,
+    *,
+    fraction: float,
+    settings: Mapping[str, Mapping[str, float]],
+    model: str = "mlp",
+) -> dict[str, Any]:
+    """Train each contestant on all the training data and test it (claim G4, chapter 3).
+
+    The contestants share the seed's data, wrong labels, initial weights and batch order, so they can be
+    compared in pairs.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data, the wrong labels and of training.
+    fraction : float
+        Share of wrong training labels. Test labels are true.
+    settings : mapping
+        Contestants and their settings, as :func:`choose` returns them.
+    model : str
+        The network, a name of :func:`samkit.models.build`.
+
+    Returns
+    -------
+    dict
+        For each contestant the test accuracy in percent where it stops. For ``"SGD"`` and ``"SAM"``, where they
+        take part, also ``"SGD by epoch"`` and so on, the test accuracy after each epoch, and ``"SGD fitted"``,
+        the training accuracy after each epoch, counted against the labels given.
+    """
+    row: dict[str, Any] = {}
+    for name, changes in settings.items():
+        changes = dict(changes)
+        stop = changes.pop("stop", 1.0)
+        config = Config(
+            model=model,
+            label_noise=fraction,
+            data_seed=seed,
+            optimizer="sam" if "rho" in changes else "sgd",
+            **changes,
+        )
+        run = training.run(config, seed, progress=False)
+        by_epoch = _percent(run, "test")
+        row[name] = by_epoch[round(stop * config.epochs) - 1]
+        if name in ("SGD", "SAM"):
+            row[f"{name} by epoch"] = by_epoch
+            row[f"{name} fitted"] = _percent(run, "train")
+    return row
+
+
+STORED = {
+    "sam_tuning_noisy": Experiment(tuning, {"fraction": 0.3, **GRID}, range(100, 108)),
+    "sam_tuning_clean": Experiment(tuning, {"fraction": 0.0, **GRID}, range(100, 108)),
+}
