@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from samkit._arguments import seed as check_seed
+from samkit import _arguments
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "device", "seed_everything"]
@@ -118,7 +118,7 @@ def seed_everything(seed: int) -> int:
     >>> bool(torch.rand(1) == first)
     True
     """
-    seed = check_seed(seed)
+    seed = _arguments.seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (libraries use the legacy generator)
     torch.manual_seed(seed)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import os
 import random
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+
+from samkit import _arguments
 
 __all__ = ["NAMES", "Dataset", "load"]
 
@@ -198,7 +199,7 @@ class Dataset:
         >>> len(data.load("two_moons").subset(50).y)
         50
         """
-        if not 1 <= n <= len(self.y):
+        if _arguments.integer("n", n, 0) not in range(1, len(self.y) + 1):
             raise ValueError(f"n must be between 1 and {len(self.y)}, the training examples here, got {n}")
         order = torch.randperm(len(self.y), generator=_generator(seed, "subset"))
         kept = order[:n].sort().values.to(self.y.device)
@@ -254,7 +255,7 @@ def load(name: str, seed: int = 0) -> Dataset:
     """
     if name not in _LOADERS:
         raise ValueError(f"unknown data set {name!r}; choose one of {', '.join(map(repr, NAMES))}")
-    return _load_cached(name, _seed(seed))
+    return _load_cached(name, _arguments.seed(seed))
 
 
 @functools.lru_cache(maxsize=32)
@@ -344,8 +345,8 @@ def _torchvision(name: str, seed: int) -> Dataset:
             arrays = [(part.data.transpose(0, 3, 1, 2), part.targets) for part in parts]
     except (OSError, RuntimeError) as error:
         raise RuntimeError(
-            f"could not get {name!r} ({error}): connect to the network once, or put torchvision's files for it "
-            f"into the folder {str(root)!r} (set SAMKIT_DATA to use another folder). "
+            f"could not get {name!r} ({error}): connect to the network once, or put torchvision's files for "
+            f"it into the folder {str(root)!r} (set SAMKIT_DATA to use another folder). "
             "'mnist1d' and 'mnist_images' need no download"
         ) from error
     (x, y), (x_test, y_test) = arrays
@@ -379,27 +380,13 @@ NAMES = tuple(_LOADERS)
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
-    # A stream for each purpose: drawn from one stream, the examples with wrong labels, the validation part and
-    # the first batches of training would be the same examples.
-    key = np.random.SeedSequence([_seed(seed), *purpose.encode()]).generate_state(1)
+    # A stream for each purpose: drawn from one stream, the examples with wrong labels, the validation part
+    # and the first batches of training would be the same examples.
+    key = np.random.SeedSequence([_arguments.seed(seed), *purpose.encode()]).generate_state(1)
     return torch.Generator().manual_seed(int(key[0]))
 
 
-def _seed(seed: int) -> int:
-    if isinstance(seed, bool):
-        raise TypeError(f"seed must be an integer, got {seed!r}; pass for example seed=0")
-    try:
-        seed = operator.index(seed)
-    except TypeError:
-        raise TypeError(f"seed must be an integer, got {seed!r}; pass for example seed=0") from None
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be between 0 and 2**32 - 1, got {seed}")
-    return seed
-
-
 def _fraction(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not 0 <= value <= 1:
+    if _arguments.number(name, value) > 1:
         raise ValueError(f"{name} must be between 0 and 1, got {value}")
     return float(value)

@@ -159,7 +159,7 @@ def cnn(input_shape: Sequence[int], classes: int, *, channels: int = 8) -> nn.Se
     )
 
 
-def resnet(input_shape: Sequence[int], classes: int, *, width: int = 16, blocks: int = 3) -> ResNet:
+def resnet(input_shape: Sequence[int], classes: int, *, width: int = 8, blocks: int = 3) -> ResNet:
     """A small residual network with BatchNorm; see :class:`ResNet`.
 
     Parameters

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from samkit import _arguments
+
 __all__ = ["progress_bar", "run_all"]
 
 
@@ -99,10 +101,7 @@ def run_all(
     >>> sorted(parallel.run_all(math.gcd, [(4, 6), (9, 6)], workers=1))
     [(0, 2), (1, 3)]
     """
-    if isinstance(workers, bool) or not isinstance(workers, int):
-        raise TypeError(f"workers must be an integer, got {workers!r}")
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+    _arguments.integer("workers", workers, 1)
     with progress_bar(len(arguments), description, progress) as bar:
         finished = _here if min(workers, len(arguments)) <= 1 else _elsewhere
         for index, result in finished(function, arguments, workers):
@@ -118,8 +117,8 @@ def _here(function: Callable, arguments: Sequence[tuple], workers: int) -> Itera
 def _elsewhere(function: Callable, arguments: Sequence[tuple], workers: int) -> Iterator[tuple[int, Any]]:
     if "<" in function.__qualname__ or function.__module__ == "__main__":
         raise TypeError(
-            f"{function.__qualname__} cannot be imported by another process: define it at the top of a module, or "
-            "pass workers=1"
+            f"{function.__qualname__} cannot be imported by another process: "
+            "define it at the top of a module, or pass workers=1"
         )
     executor = ProcessPoolExecutor(
         workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
@@ -132,8 +131,8 @@ def _elsewhere(function: Callable, arguments: Sequence[tuple], workers: int) -> 
                 yield index, pickle.loads(future.result())
             except BrokenProcessPool as error:
                 raise RuntimeError(
-                    "the worker processes died. In a script, put the call under `if __name__ == '__main__':`; if "
-                    "memory is short, use fewer workers; workers=1 runs everything in this process"
+                    "the worker processes died. In a script, call this under `if __name__ == '__main__':`; "
+                    "if memory is short, use fewer workers; workers=1 runs everything in this process"
                 ) from error
             except Exception as error:
                 raise RuntimeError(

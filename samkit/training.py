@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import samkit
-from samkit import data, models, parallel
+from samkit import _arguments, data, models, parallel
 
-__all__ = ["Config", "Result", "dataset", "evaluate", "run", "run_many"]
+__all__ = ["Config", "Result", "dataset", "evaluate", "loss_function", "run", "run_many"]
 
 _BASES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _CHOICES = {
@@ -27,6 +27,8 @@ _CHOICES = {
     "base": tuple(_BASES),
     "schedule": ("cosine", "constant"),
     "loss": ("cross_entropy", "mse"),
+    "norm": ("l2", "linf"),
+    "adaptive": (False, True, "weights", "all"),
 }
 
 
@@ -113,24 +115,23 @@ class Config:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 choices = ", ".join(map(repr, known))
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}; choose one of {choices}")
-        for name in ("epochs", "ascent_steps", "evaluate_every", "batch_size", "sub_batch", "train_size"):
-            value = getattr(self, name)
-            if value is None and name in ("batch_size", "sub_batch", "train_size"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an integer, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"{name} must be one of {choices}; got {getattr(self, name)!r}")
+        for name in ("epochs", "ascent_steps", "evaluate_every"):
+            _arguments.integer(name, getattr(self, name), 1)
+        for name in ("batch_size", "sub_batch", "train_size"):
+            if getattr(self, name) is not None:
+                _arguments.integer(name, getattr(self, name), 1)
         for name in ("learning_rate", "momentum", "weight_decay", "rho", "label_noise", "validation"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name} must be a number, got {value!r}")
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be finite and >= 0, got {value}")
+            _arguments.number(name, getattr(self, name))
+        _arguments.seed(self.data_seed)
         if self.sub_batch is not None and self.optimizer != "sam":
             raise ValueError(
                 f"sub_batch={self.sub_batch} belongs to SAM; set optimizer='sam' or sub_batch=None"
+            )
+        if self.sub_batch is not None and self.batch_size is not None and self.batch_size % self.sub_batch:
+            raise ValueError(
+                f"sub_batch={self.sub_batch} must divide batch_size={self.batch_size}: "
+                "the parts of a batch have equal weight, so they must have equal size"
             )
 
 
@@ -331,9 +332,9 @@ def run(
     (True, 500)
     """
     started = time.perf_counter()
-    device = samkit.device() if device is None else torch.device(device)
+    device = samkit.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(data._seed(seed))
+        torch.manual_seed(_arguments.seed(seed))
         problem = dataset(config)
         # Built on the CPU whatever the device, so that a seed names the same start everywhere.
         fresh = models.build(config.model, problem.x.shape[1:], problem.classes, **config.model_options)
