@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from samkit import results, sharpness, training
+from samkit import landscapes, results, sharpness, training
 from samkit.experiments import Experiment
 from samkit.training import Config
 
-__all__ = ["choose", "label_noise", "tuning"]
+__all__ = ["choose", "label_noise", "paths", "shares", "tuning", "worst_case_map"]
 
 STOPS = 10
 """Early stopping may end a run after each tenth of its epochs."""
@@ -178,9 +179,9 @@ def label_noise(
     Returns
     -------
     dict
-        For each contestant the test accuracy in percent where it stops. For ``"SGD"`` and ``"SAM"``, where they
-        take part, also ``"SGD by epoch"`` and so on, the test accuracy after each epoch, and ``"SGD fitted"``,
-        the training accuracy after each epoch, counted against the labels given.
+        For each contestant the test accuracy in percent where it stops. For ``"SGD"`` and ``"SAM"``, where
+        they take part, also ``"SGD by epoch"`` and so on, the test accuracy after each epoch, and
+        ``"SGD fitted"``, the training accuracy after each epoch, counted against the labels given.
     """
     row: dict[str, Any] = {}
     for name, changes in settings.items():
@@ -200,6 +201,116 @@ def label_noise(
             row[f"{name} by epoch"] = by_epoch
             row[f"{name} fitted"] = _percent(run, "train")
     return row
+
+
+def worst_case_map(m: np.ndarray, s: np.ndarray, rho: float, directions: int = 64) -> np.ndarray:
+    r"""The worst loss of ``two_basins`` within a distance rho of each point of a grid.
+
+    .. math:: \max_{\|\varepsilon\|_2 \le \rho} L(\theta + \varepsilon)
+
+    The circle is tried at evenly spaced directions, together with its centre.
+
+    Parameters
+    ----------
+    m, s : numpy.ndarray
+        Coordinates of the grid, shapes (M,) and (S,).
+    rho : float
+        The radius, below the smallest ``s``.
+    directions : int
+        Number of points on the circle.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (S, M).
+
+    Examples
+    --------
+    >>> from samkit.experiments.sam import worst_case_map
+    >>> worst_case_map([20.0], [30.0], rho=0.0) < worst_case_map([20.0], [30.0], rho=5.0)
+    array([[ True]])
+    """
+    theta = torch.from_numpy(np.stack(np.meshgrid(m, s), axis=-1))
+    angle = torch.arange(directions, dtype=torch.float64) * (2 * torch.pi / directions)
+    circle = rho * torch.stack([angle.cos(), angle.sin()], dim=-1)
+    ball = torch.cat([torch.zeros(1, 2, dtype=torch.float64), circle])
+    return landscapes.two_basins(theta[..., None, :] + ball).amax(dim=-1).numpy()
+
+
+def paths(
+    starts: np.ndarray, rho: float, *, learning_rate: float = 20.0, momentum: float = 0.9, steps: int = 400
+) -> np.ndarray:
+    """The paths of SAM on ``two_basins`` from many starts at once; rho = 0 is gradient descent.
+
+    Parameters
+    ----------
+    starts : numpy.ndarray
+        Starts (m, s), shape (..., 2).
+    rho, learning_rate, momentum : float
+        SAM's radius, and the settings of its base optimizer SGD.
+    steps : int
+        Number of steps.
+
+    Returns
+    -------
+    numpy.ndarray
+        Every point on the way, shape (steps + 1, ..., 2); NaN from where a path leaves the domain s > 0.
+
+    Examples
+    --------
+    >>> from samkit.experiments.sam import paths
+    >>> paths([20.0, 25.0], rho=0.0)[-1].round(2)  # the flat minimum
+    array([19.81, 29.94])
+    """
+    theta = torch.tensor(starts, dtype=torch.float64)
+    velocity, way = torch.zeros_like(theta), [theta]
+    for _ in range(steps):
+        g = _gradient(theta)
+        length = g.norm(dim=-1, keepdim=True)
+        velocity = momentum * velocity + _gradient(theta + rho * g / length.where(length > 0, torch.ones(())))
+        theta = theta - learning_rate * velocity
+        way.append(theta)
+    return torch.stack(way).numpy()
+
+
+def _gradient(theta: torch.Tensor) -> torch.Tensor:
+    theta = theta.detach().requires_grad_()
+    return torch.autograd.grad(landscapes.two_basins(theta, outside="nan").sum(), theta)[0]
+
+
+def shares(rho: float, n: int = 24, **settings) -> dict[str, float]:
+    """Where SAM ends on ``two_basins``, as shares of a grid of starts.
+
+    Parameters
+    ----------
+    rho : float
+        SAM's radius.
+    n : int
+        The grid has n x n starts, m from -40 to 40 and s from 4 to 44.
+    **settings
+        Passed to :func:`paths`.
+
+    Returns
+    -------
+    dict of str to float
+        The shares that end within 3 of the ``"sharp"`` minimum, the ``"flat"`` one and the ``"saddle"``, and
+        ``"elsewhere"``.
+
+    Examples
+    --------
+    >>> from samkit.experiments.sam import shares
+    >>> shares(0.0, n=8)["elsewhere"]
+    0.0
+    """
+    starts = np.stack(np.meshgrid(np.linspace(-40, 40, n), np.linspace(4, 44, n)), axis=-1)
+    ends = paths(starts, rho, **settings)[-1]
+    places = {
+        "sharp": landscapes.SHARP_MINIMUM,
+        "flat": landscapes.FLAT_MINIMUM,
+        "saddle": landscapes.SADDLE,
+    }
+    near = {name: float((np.linalg.norm(ends - place, axis=-1) < 3).mean()) for name, place in places.items()}
+    return {**near, "elsewhere": 1 - sum(near.values())}
 
 
 STORED = {
