@@ -145,7 +145,7 @@ def choose(tuned: results.Stored) -> dict[str, dict[str, float]]:
             "weight_decay": grid["sam_weight_decays"][sam_w],
             "stop": _share(sam_stop),
         },
-        "l_inf-SAM": {"rho": grid["linf_rhos"][linf[:, -1].argmax()], "norm": "linf"},
+        "linf-SAM": {"rho": grid["linf_rhos"][linf[:, -1].argmax()], "norm": "linf"},
     }
 
 
@@ -203,38 +203,38 @@ def label_noise(
     return row
 
 
-def worst_case_map(m: np.ndarray, s: np.ndarray, rho: float, directions: int = 64) -> np.ndarray:
+def worst_case_map(rho: float, *, directions: int = 64) -> landscapes.Plane:
     r"""The worst loss of ``two_basins`` within a distance rho of each point of a grid.
 
     .. math:: \max_{\|\varepsilon\|_2 \le \rho} L(\theta + \varepsilon)
 
-    The circle is tried at evenly spaced directions, together with its centre.
+    Evenly spaced points on the circle are tried, and its centre.
 
     Parameters
     ----------
-    m, s : numpy.ndarray
-        Coordinates of the grid, shapes (M,) and (S,).
     rho : float
-        The radius, below the smallest ``s``.
+        The radius, below the grid's smallest s, which is 9.
     directions : int
         Number of points on the circle.
 
     Returns
     -------
-    numpy.ndarray
-        Shape (S, M).
+    samkit.landscapes.Plane
+        The worst losses.
 
     Examples
     --------
     >>> from samkit.experiments.sam import worst_case_map
-    >>> worst_case_map([20.0], [30.0], rho=0.0) < worst_case_map([20.0], [30.0], rho=5.0)
-    array([[ True]])
+    >>> bool((worst_case_map(0.0).loss < worst_case_map(5.0).loss).all())
+    True
     """
+    m, s = np.linspace(-36, 36, 73), np.linspace(9, 40, 63)
     theta = torch.from_numpy(np.stack(np.meshgrid(m, s), axis=-1))
     angle = torch.arange(directions, dtype=torch.float64) * (2 * torch.pi / directions)
     circle = rho * torch.stack([angle.cos(), angle.sin()], dim=-1)
     ball = torch.cat([torch.zeros(1, 2, dtype=torch.float64), circle])
-    return landscapes.two_basins(theta[..., None, :] + ball).amax(dim=-1).numpy()
+    worst = landscapes.two_basins(theta[..., None, :] + ball).amax(dim=-1)
+    return landscapes.Plane(m, s, worst.numpy())
 
 
 def paths(
