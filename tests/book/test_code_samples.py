@@ -85,3 +85,9 @@ def test_no_sample_hides_from_this_test(page):
     """A fence written another way would be shown to readers and never run."""
     fences = re.findall(r"^`{3,}.*\bpython\b.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(fences) == len(samples(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_line_of_a_sample_runs_out_of_its_box(page):
+    lines = [line for sample in samples(page) for line in sample["code"].splitlines()]
+    assert [line for line in lines if len(line) > 80] == []
