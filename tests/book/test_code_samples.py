@@ -1,10 +1,11 @@
-"""Every Python sample of the book's pages runs, in the order in which a reader meets it."""
+"""Every Python sample of the book's pages and of the README runs, in the order in which a reader meets it."""
 
 import os
 import random
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ BOOK = Path(__file__).parents[2] / "book"
 
 # A fence is either a snippet that continues the page, or a captioned file that is complete by itself.
 FENCE = re.compile(
-    r"^```(?:python|\{code-block\} python\n:caption: (?P<file>\S+\.py))\n(?P<code>.*?)^```$",
+    r"^(?P<indent> *)```(?:python|\{code-block\} python\n:caption: (?P<file>\S+\.py))\n"
+    r"(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -24,7 +26,7 @@ def samples(page: Path) -> list[re.Match]:
     return list(FENCE.finditer(page.read_text(encoding="utf-8")))
 
 
-PAGES = [page for page in sorted(BOOK.glob("*.md")) if samples(page)]
+PAGES = [page for page in [*sorted(BOOK.glob("*.md")), BOOK.parent / "README.md"] if samples(page)]
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def random_state():
 
 
 def test_the_pages_that_teach_by_code_have_samples():
-    assert {"training_loop.md", "troubleshooting.md"} <= {page.name for page in PAGES}
+    assert {"training_loop.md", "troubleshooting.md", "README.md"} <= {page.name for page in PAGES}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -49,7 +51,7 @@ def test_the_snippets_of_a_page_run_from_top_to_bottom(page, tmp_path, monkeypat
     for sample in samples(page):
         if not sample["file"]:
             # Blank lines in front make a traceback name the line of the page.
-            code = "\n" * text.count("\n", 0, sample.start("code")) + sample["code"]
+            code = "\n" * text.count("\n", 0, sample.start("code")) + textwrap.dedent(sample["code"])
             exec(compile(code, page, "exec"), names)
 
 
@@ -83,7 +85,7 @@ def test_a_whole_script_runs_on_two_ranks_as_its_page_says(code, tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_sample_hides_from_this_test(page):
     """A fence written another way would be shown to readers and never run."""
-    fences = re.findall(r"^`{3,}.*\bpython\b.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    fences = re.findall(r"^ *`{3,}.*\bpython\b.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(fences) == len(samples(page))
 
 
