@@ -160,8 +160,8 @@ def line(
     batched : bool
         Evaluate all positions in one call: ``loss`` is then a function of the weights, each with the position
         in front of its own dimensions, and returns one loss for each position. For a formula such as
-        :func:`~samkit.landscapes.two_basins` that is some hundred times faster. For a network on the CPU it
-        is not: there, each evaluation fills the processor by itself.
+        :func:`~samkit.landscapes.two_basins` that is about two hundred times faster. For a network on the CPU
+        it is not: there, each evaluation fills the processor by itself.
 
     Returns
     -------
