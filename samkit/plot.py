@@ -8,46 +8,68 @@ looks the same on a light and on a dark page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
+from matplotlib import patheffects
 from matplotlib.axes import Axes
+from scipy import stats
+from torch import Tensor
 
-__all__ = ["COLORS", "LINES", "accuracy_against_rho", "curves", "dots", "style", "use_style"]
+from samkit.landscapes import Line, Plane
+from samkit.sharpness import SpectralDensity
+
+__all__ = [
+    "COLORS",
+    "LINES",
+    "accuracy_against_rho",
+    "balls",
+    "curves",
+    "dots",
+    "plane",
+    "reference",
+    "slices",
+    "spectra",
+    "style",
+    "use_style",
+    "worst_case_maps",
+]
 
 COLORS = {
     "SGD": "#000000",
     "GD": "#000000",
     "SAM": "#0072B2",
-    "l2-SAM": "#0072B2",
-    "l_inf-SAM": "#E69F00",
-    "m-SAM": "#009E73",
+    "linf-SAM": "#E69F00",
+    "m-SAM": "#882255",
     "multi-step SAM": "#56B4E9",
     "ASAM": "#009E73",
     "Lookbehind-SAM": "#CC79A7",
     "XSAM": "#D55E00",
-    "exact worst case": "#CC79A7",
+    "exact worst case": "#777777",
 }
-"""One colour for each method."""
+"""One colour for each method; gradient descent is SGD on the full batch and shares its colour."""
 
 LINES = {
     "SGD": "--",
     "GD": "--",
     "SAM": "-",
-    "l2-SAM": "-",
-    "l_inf-SAM": "-.",
+    "linf-SAM": "-.",
     "m-SAM": (0, (5, 1, 1, 1, 1, 1)),
     "multi-step SAM": (0, (3, 1)),
-    "ASAM": (0, (6, 2)),
+    "ASAM": (0, (8, 3)),
     "Lookbehind-SAM": ":",
     "XSAM": (0, (8, 1, 2, 1)),
-    "exact worst case": (0, (1, 1)),
+    "exact worst case": (0, (1, 3)),
 }
 """One line style for each method."""
 
+# For what is no method: layers, seeds, radii.
 _OTHERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_VARIANT_LINES = ("-", (0, (4, 1, 1, 1)), (0, (2, 1)), (0, (1, 1)))
 _OTHER_LINES = ("-", "--", "-.", ":", (0, (8, 1, 2, 1)), (0, (3, 1)), (0, (1, 1)))
 
 
@@ -67,7 +89,10 @@ def use_style() -> None:
             "axes.titlesize": 11,
             "axes.labelsize": 11,
             "legend.fontsize": 10,
-            "legend.frameon": False,
+            "legend.frameon": True,
+            "legend.framealpha": 0.85,
+            "legend.facecolor": "white",
+            "legend.edgecolor": "none",
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
@@ -81,7 +106,7 @@ def use_style() -> None:
     )
 
 
-def style(method: str, index: int = 0) -> dict:
+def style(method: str, index: int = 0, variant: int = 0) -> dict:
     """Colour and line style of a method, as keyword arguments for matplotlib.
 
     Parameters
@@ -91,6 +116,9 @@ def style(method: str, index: int = 0) -> dict:
         comma.
     index : int
         Position in the figure, which picks a style for anything that is not a method.
+    variant : int
+        Counts the labels of one method in a figure: 0 is the method itself, the next ones are paler and have
+        line styles of their own.
 
     Returns
     -------
@@ -104,10 +132,24 @@ def style(method: str, index: int = 0) -> dict:
     True
     """
     method = method.split(",")[0]
-    return {
-        "color": COLORS.get(method, _OTHERS[index % len(_OTHERS)]),
-        "linestyle": LINES.get(method, _OTHER_LINES[index % len(_OTHER_LINES)]),
-    }
+    color = mpl.colors.to_rgb(COLORS.get(method, _OTHERS[index % len(_OTHERS)]))
+    line = LINES.get(method, _OTHER_LINES[index % len(_OTHER_LINES)])
+    if variant:
+        paler = 1 - 0.75**variant
+        color = tuple(channel + paler * (1 - channel) for channel in color)
+        line = _VARIANT_LINES[variant % len(_VARIANT_LINES)]
+    return {"color": mpl.colors.to_hex(color).upper(), "linestyle": line}
+
+
+def _styles(labels: Iterable[str]) -> list[dict]:
+    """One style for each label of a figure, so that no two look alike."""
+    seen: Counter[str] = Counter()
+    styles = []
+    for index, label in enumerate(labels):
+        method = label.split(",")[0]
+        styles.append(style(label, index, seen[method] if method in COLORS else 0))
+        seen[method] += 1
+    return styles
 
 
 def curves(
@@ -143,10 +185,9 @@ def curves(
     matplotlib.axes.Axes
         The axes.
     """
-    ax = _axes(ax, xlabel, ylabel, logx, logy)
-    for index, (label, values) in enumerate(groups.items()):
+    ax = _axes(ax, xlabel, ylabel, logx=logx, logy=logy)
+    for (label, values), look in zip(groups.items(), _styles(groups), strict=True):
         values = np.atleast_2d(np.asarray(values, dtype=float))
-        look = style(label, index)
         ax.plot(x, values.mean(axis=0), label=label, **look)
         if len(values) > 1:
             half = _half_width(values, level)
@@ -158,8 +199,7 @@ def curves(
                 alpha=0.18,
                 lw=0,
             )
-    if len(groups) > 1:
-        ax.legend()
+    _legend(ax, groups)
     return ax
 
 
@@ -193,9 +233,10 @@ def accuracy_against_rho(
         The axes.
     """
     ax = curves(rhos, groups, xlabel="radius ρ", ylabel=ylabel, logx=True, ax=ax)
-    for index, (label, values) in enumerate((reference or {}).items(), start=len(groups)):
+    flat = reference or {}
+    looks = _styles([*groups, *flat])[len(groups) :]
+    for (label, values), look in zip(flat.items(), looks, strict=True):
         values = np.asarray(values, dtype=float)
-        look = style(label, index)
         ax.axhline(values.mean(), label=label, **look)
         if values.size > 1:
             half = float(_half_width(values[:, None], 0.95)[0])
@@ -235,9 +276,8 @@ def dots(
     if ax is None:
         _, ax = plt.subplots(figsize=(6.4, 1.0 + 0.55 * len(groups)))
     ax.set_xlabel(xlabel)
-    for row, (label, values) in enumerate(groups.items()):
-        values = np.asarray(values, dtype=float)
-        color = style(label, row)["color"]
+    for row, (values, look) in enumerate(zip(groups.values(), _styles(groups), strict=True)):
+        values, color = np.asarray(values, dtype=float), look["color"]
         spread = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else [0.0]
         ax.plot(
             values, row + np.asarray(spread), "o", color=color, alpha=0.45, markersize=4, linestyle="none"
@@ -252,11 +292,280 @@ def dots(
     return ax
 
 
-def _axes(ax: Axes | None, xlabel: str, ylabel: str, logx: bool, logy: bool) -> Axes:
+def slices(
+    lines: Mapping[str, Line],
+    *,
+    xlabel: str = "distance along the direction",
+    ylabel: str = "training loss",
+    logy: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    """The loss along lines through the weights, one curve for each.
+
+    Parameters
+    ----------
+    lines : mapping of str to samkit.landscapes.Line
+        Label to slice.
+    xlabel, ylabel : str
+        Axis labels, with symbol and unit.
+    logy : bool
+        Logarithmic vertical axis.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(ax, xlabel, ylabel, logy=logy)
+    for (label, line), look in zip(lines.items(), _styles(lines), strict=True):
+        ax.plot(line.t, line.loss, label=label, **look)
+    _legend(ax, lines)
+    return ax
+
+
+def plane(
+    surface: Plane,
+    *,
+    trajectories: Mapping[str, np.ndarray] | None = None,
+    points: Mapping[str, Sequence[float]] | None = None,
+    xlabel: str,
+    ylabel: str,
+    label: str = "loss",
+    levels: int | Sequence[float] = 20,
+    ax: Axes | None = None,
+) -> Axes:
+    """Contours of the loss on a plane, with paths across it and marked points.
+
+    Parameters
+    ----------
+    surface : samkit.landscapes.Plane
+        The loss on a grid.
+    trajectories : mapping of str to array
+        Method to its path ``(steps, 2)``, in the plane's coordinates; a dot marks the start, a square
+        the end.
+    points : mapping of str to sequence of float
+        Label to a point ``(x, y)``, marked and named.
+    xlabel, ylabel : str
+        Axis labels, with symbol and unit.
+    label : str
+        Label of the colour bar.
+    levels : int or sequence of float
+        Number of contours, or their heights.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(ax, xlabel, ylabel)
+    filled = ax.contourf(surface.x, surface.y, surface.loss, levels=levels, cmap="Greys", alpha=0.65)
+    ax.contour(surface.x, surface.y, surface.loss, levels=filled.levels, colors="#666666", linewidths=0.5)
+    ax.figure.colorbar(filled, ax=ax, label=label)
+    ax.grid(visible=False)
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    paths = trajectories or {}
+    for (name, path), look in zip(paths.items(), _styles(paths), strict=True):
+        path = np.asarray(path, dtype=float)
+        ax.plot(path[:, 0], path[:, 1], label=name, path_effects=halo, **look)
+        ax.plot(*path[0], "o", color=look["color"], markersize=5)
+        ax.plot(*path[-1], "s", color=look["color"], markersize=6, markeredgecolor="white")
+    for name, (x, y) in (points or {}).items():
+        ax.plot(x, y, "*", color="black", markersize=11, markeredgecolor="white")
+        ax.annotate(name, (x, y), xytext=(6, 6), textcoords="offset points", path_effects=halo)
+    if trajectories:
+        ax.legend()
+    return ax
+
+
+def spectra(densities: Mapping[str, SpectralDensity], *, floor: float = 1e-6, ax: Axes | None = None) -> Axes:
+    """Spectral densities of Hessians on one logarithmic axis, with bands of one standard error.
+
+    Parameters
+    ----------
+    densities : mapping of str to samkit.sharpness.SpectralDensity
+        Label to density.
+    floor : float
+        Densities below this share of the highest one are cut off.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(ax, "eigenvalue λ of the Hessian", "density", logy=True)
+    bottom = floor * max(density.value.max() for density in densities.values())
+    for (label, density), look in zip(densities.items(), _styles(densities), strict=True):
+        ax.plot(density.grid, np.maximum(density.value, bottom), label=label, **look)
+        low, high = density.value - density.error, density.value + density.error
+        ax.fill_between(
+            density.grid,
+            np.maximum(low, bottom),
+            np.maximum(high, bottom),
+            color=look["color"],
+            alpha=0.18,
+            lw=0,
+        )
+    ax.set_ylim(bottom=bottom)
+    _legend(ax, densities)
+    return ax
+
+
+def reference(ax: Axes, value: float, text: str, *, axis: str = "y") -> Axes:
+    """Add a labelled reference line, such as 2/η.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+        Where to draw.
+    value : float
+        Where the line crosses the axis.
+    text : str
+        What it means, written beside it.
+    axis : str
+        ``"y"`` for a horizontal line, ``"x"`` for a vertical one.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+
+    Raises
+    ------
+    ValueError
+        If ``axis`` is neither.
+    """
+    if axis == "y":
+        ax.axhline(value, color="#555555", linewidth=1, linestyle=(0, (4, 2)))
+        ax.annotate(
+            text,
+            (1, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 3),
+            textcoords="offset points",
+            ha="right",
+            color="#333333",
+            fontsize=10,
+        )
+    elif axis == "x":
+        ax.axvline(value, color="#555555", linewidth=1, linestyle=(0, (4, 2)))
+        ax.annotate(
+            text,
+            (value, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -4),
+            textcoords="offset points",
+            va="top",
+            color="#333333",
+            fontsize=10,
+        )
+    else:
+        raise ValueError(f"axis must be 'x' or 'y', got {axis!r}")
+    return ax
+
+
+def balls(
+    loss: Callable[[Tensor], Tensor],
+    theta: Sequence[float],
+    perturbations: Mapping[str, Sequence[float]],
+    rho: float,
+) -> Axes:
+    """SAM's step up in two dimensions: the ball of each norm around the weights, and the point it picks.
+
+    Parameters
+    ----------
+    loss : callable
+        Maps points ``(..., 2)`` to losses ``(...)``.
+    theta : sequence of float
+        The weights ``(2,)``.
+    perturbations : mapping of str to sequence of float
+        Method, ``"SAM"`` or ``"linf-SAM"``, to its perturbation ``(2,)``.
+    rho : float
+        The radius of both balls.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    center = np.asarray(theta, dtype=float)
+    _, ax = plt.subplots(figsize=(5.6, 4.4))
+    x, y = (np.linspace(c - 1.6 * rho, c + 1.6 * rho, 121) for c in center)
+    heights = loss(torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1))).numpy()
+    filled = ax.contourf(x, y, heights, levels=14, cmap="Greys", alpha=0.55)
+    ax.figure.colorbar(filled, ax=ax, label="loss L")
+    outlines = {
+        "SAM": plt.Circle(center, rho),
+        "linf-SAM": plt.Rectangle(center - rho, 2 * rho, 2 * rho),
+    }
+    for method, epsilon in perturbations.items():
+        look = style(method)
+        outlines[method].set(fill=False, edgecolor=look["color"], linestyle=look["linestyle"], linewidth=1.8)
+        ax.add_patch(outlines[method])
+        end = center + np.asarray(epsilon, dtype=float)
+        ax.annotate("", end, center, arrowprops={"arrowstyle": "-|>", "color": look["color"], "lw": 2})
+        ax.plot(*end, "o", color=look["color"], markersize=8, label=method)
+    ax.plot(*center, "ko", markersize=6)
+    ax.annotate("θ", center, (-14, -4), textcoords="offset points", fontsize=13)
+    ax.set(xlabel="first weight θ₁", ylabel="second weight θ₂", aspect="equal")
+    ax.grid(visible=False)
+    ax.legend(loc="lower right", frameon=True)
+    return ax
+
+
+def worst_case_maps(
+    maps: Mapping[float, Plane],
+    paths: Mapping[float, np.ndarray],
+    points: Mapping[str, Sequence[float]],
+) -> np.ndarray:
+    """The worst loss in the ball around each point, a panel for each radius, with SAM's path on it.
+
+    Parameters
+    ----------
+    maps : mapping of float to samkit.landscapes.Plane
+        Radius to the worst loss on a grid.
+    paths : mapping of float to array
+        Radius to the points of a path, ``(steps, 2)``; a dot marks the start, a square the end.
+    points : mapping of str to sequence of float
+        Points to mark in every panel, by name.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        The panels.
+    """
+    _, panels = plt.subplots(1, len(maps), figsize=(7.6, 3.0), sharey=True)
+    lowest = min(surface.loss.min() for surface in maps.values())
+    levels = np.arange(np.floor(20 * lowest) / 20, 0.9, 0.05)
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    for ax, (rho, surface) in zip(panels, maps.items(), strict=True):
+        filled = ax.contourf(
+            surface.x, surface.y, surface.loss, levels=levels, cmap="Greys", alpha=0.7, extend="max"
+        )
+        look = style("SAM" if rho else "SGD")
+        ax.plot(*paths[rho].T, color=look["color"], linewidth=1.4, path_effects=halo)
+        ax.plot(*paths[rho][0], "o", color=look["color"], markersize=5)
+        ax.plot(*paths[rho][-1], "s", color=look["color"], markersize=8, markeredgecolor="white", zorder=4)
+        for name, point in points.items():
+            ax.plot(*point, "*", color="black", markersize=9, markeredgecolor="white", zorder=3)
+            ax.annotate(name, point, (0, -17), textcoords="offset points", ha="center", path_effects=halo)
+        limits = {"xlim": surface.x[[0, -1]], "ylim": surface.y[[0, -1]]}
+        ax.set(title=f"ρ = {rho:g}", xlabel="m", **limits)
+        ax.grid(visible=False)
+    panels[0].set_ylabel("s")
+    panels[0].figure.colorbar(filled, ax=panels, label="worst loss within ρ", format="%.1f")
+    return panels
+
+
+def _axes(ax: Axes | None, xlabel: str, ylabel: str, *, logx: bool = False, logy: bool = False) -> Axes:
     if ax is None:
         _, ax = plt.subplots()
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
     if logx:
         ax.set_xscale("log")
     if logy:
@@ -264,8 +573,11 @@ def _axes(ax: Axes | None, xlabel: str, ylabel: str, logx: bool, logy: bool) -> 
     return ax
 
 
-def _half_width(values: np.ndarray, level: float) -> np.ndarray:
-    from scipy import stats
+def _legend(ax: Axes, groups: Mapping) -> None:
+    if len(groups) > 1:
+        ax.legend()
 
+
+def _half_width(values: np.ndarray, level: float) -> np.ndarray:
     n = len(values)
     return stats.t.ppf((1 + level) / 2, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
