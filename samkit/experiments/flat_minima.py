@@ -17,8 +17,8 @@ from samkit.training import Config, Result, dataset, evaluate, run
 
 __all__ = [
     "PLAIN",
-    "STORED",
     "POISON",
+    "STORED",
     "batch_size",
     "distance",
     "divergence",
@@ -38,7 +38,7 @@ PLAIN = Config(
     epochs=100_000,
     evaluate_every=100_000,
 )
-"""SGD and nothing else: what the chapter compares differs in one setting from this. It ends by ``train_to``."""
+"""SGD and nothing else; ``train_to`` ends it long before the last epoch."""
 
 POISON = replace(PLAIN, batch_size=100, label_noise=0.9)
 """Training on random labels: with ten classes, replacing 90 % of them makes every label equally likely."""
