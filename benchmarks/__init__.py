@@ -1,0 +1,1 @@
+"""How fast samkit is, measured beside its peers: ``make bench``. Never part of a test."""

@@ -1,0 +1,24 @@
+"""One way to time things, for all benchmarks."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def medians(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """The median seconds of each candidate; they take turns, so that a slow moment hits them all."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for run in candidates.values():
+        run()  # the first call allocates and loads
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            for name, run in candidates.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+            gc.collect()
+    finally:
+        gc.enable()
+    return {name: statistics.median(times) for name, times in seconds.items()}
