@@ -30,6 +30,8 @@ __all__ = [
     "balls",
     "curves",
     "dots",
+    "means",
+    "panels",
     "plane",
     "reference",
     "slices",
@@ -50,8 +52,12 @@ COLORS = {
     "Lookbehind-SAM": "#CC79A7",
     "XSAM": "#D55E00",
     "exact worst case": "#777777",
+    "small batch": "#332288",
+    "large batch": "#999933",
+    "poisoned start": "#AA4499",
 }
-"""One colour for each method; gradient descent is SGD on the full batch and shares its colour."""
+"""One colour for each method, and for the three solutions that chapter 1 compares; gradient descent is SGD on
+the full batch and shares its colour."""
 
 LINES = {
     "SGD": "--",
@@ -64,6 +70,9 @@ LINES = {
     "Lookbehind-SAM": ":",
     "XSAM": (0, (8, 1, 2, 1)),
     "exact worst case": (0, (1, 3)),
+    "small batch": "-",
+    "large batch": "--",
+    "poisoned start": "-.",
 }
 """One line style for each method."""
 
@@ -289,6 +298,62 @@ def dots(
     ax.set_yticks(range(len(groups)), list(groups))
     ax.set_ylim(len(groups) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
+    return ax
+
+
+def panels(columns: int = 2) -> np.ndarray:
+    """Empty axes side by side, to be filled by the verbs that take ``ax``.
+
+    Parameters
+    ----------
+    columns : int
+        Their number.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        The panels, from left to right.
+    """
+    return plt.subplots(1, columns, figsize=(8.0, 3.4))[1]
+
+
+def means(
+    points: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    level: float = 0.95,
+    logx: bool = False,
+    logy: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    """Two quantities against each other: a named mark at each group's means, with intervals both ways.
+
+    Parameters
+    ----------
+    points : mapping of str to tuple of sequences of float
+        Label to the values of both quantities, one for each seed.
+    xlabel, ylabel : str
+        Axis labels, with symbol and unit.
+    level : float
+        Coverage of the t-intervals of the means.
+    logx, logy : bool
+        Logarithmic axes.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(ax, xlabel, ylabel, logx=logx, logy=logy)
+    for (label, values), look in zip(points.items(), _styles(points), strict=True):
+        x, y = np.asarray(values, dtype=float)
+        xerr, yerr = _half_width(np.stack([x, y], axis=1), level)
+        ax.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, fmt="o", color=look["color"], capsize=2)
+        ax.annotate(label, (x.mean(), y.mean()), (7, 5), textcoords="offset points", fontsize=9)
+    ax.margins(x=0.25, y=0.12)
     return ax
 
 
