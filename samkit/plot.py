@@ -301,20 +301,23 @@ def dots(
     return ax
 
 
-def panels(columns: int = 2) -> np.ndarray:
+def panels(*titles: str) -> np.ndarray:
     """Empty axes side by side, to be filled by the verbs that take ``ax``.
 
     Parameters
     ----------
-    columns : int
-        Their number.
+    *titles : str
+        The title of each panel, from left to right.
 
     Returns
     -------
     numpy.ndarray of matplotlib.axes.Axes
-        The panels, from left to right.
+        The panels.
     """
-    return plt.subplots(1, columns, figsize=(8.0, 3.4))[1]
+    _, axes = plt.subplots(1, len(titles), figsize=(8.0, 3.4), squeeze=False)
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title)
+    return axes[0]
 
 
 def means(
