@@ -16,16 +16,21 @@ from torch.nn import functional
 
 import samkit
 from samkit import _arguments, data, models, parallel
+from samkit.optim import SAM
 
 __all__ = ["Config", "Result", "dataset", "evaluate", "loss_function", "run", "run_many"]
 
 _BASES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+_SCHEDULES = {
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "constant": lambda progress: 1.0,
+}
 _CHOICES = {
     "dataset": data.NAMES,
     "model": models.NAMES,
     "optimizer": ("sgd", "sam"),
     "base": tuple(_BASES),
-    "schedule": ("cosine", "constant"),
+    "schedule": tuple(_SCHEDULES),
     "loss": ("cross_entropy", "mse"),
     "norm": ("l2", "linf"),
     "adaptive": (False, True, "weights", "all"),
@@ -359,6 +364,7 @@ def _train(
     history: dict[str, list[float]] = {"epoch": []}
     size = config.batch_size or len(problem.y)
     total_steps = config.epochs * math.ceil(len(problem.y) / size)
+    decay = _SCHEDULES[config.schedule]
     step, ended = 0, False
     model.train()
     if callback is not None:
@@ -366,14 +372,11 @@ def _train(
     with parallel.progress_bar(config.epochs, f"seed {seed}", progress) as bar:
         for epoch, batches in enumerate(_epochs(problem.x, problem.y, size, config.epochs, seed), start=1):
             for x, y in batches:
-                if config.schedule == "cosine":
-                    for group in optimizer.param_groups:
-                        group["lr"] = (
-                            0.5 * config.learning_rate * (1 + math.cos(math.pi * step / total_steps))
-                        )
+                for group in optimizer.param_groups:
+                    group["lr"] = config.learning_rate * decay(step / total_steps)
                 optimizer.step(_closures(model, optimizer, loss, x, y, config.sub_batch))
                 step += 1
-                ended = callback is not None and callback(step, model) is True
+                ended = callback is not None and _says_stop(callback(step, model))
                 if ended:
                     break
             if epoch % config.evaluate_every == 0 or epoch == config.epochs or ended:
@@ -389,6 +392,11 @@ def _train(
     return {key: np.asarray(values) for key, values in history.items()}, step * passes
 
 
+def _says_stop(answer: Any) -> bool:
+    # A callback that happens to return a measured number does not mean to stop; NumPy's True does.
+    return isinstance(answer, bool | np.bool_) and bool(answer)
+
+
 def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     base = _BASES[config.base]
     settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
@@ -396,8 +404,6 @@ def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         settings["momentum"] = config.momentum
     if config.optimizer == "sgd":
         return base(model.parameters(), **settings)
-    from samkit.optim import SAM
-
     return SAM(
         model.parameters(),
         base,
