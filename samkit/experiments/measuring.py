@@ -15,6 +15,7 @@ from torch.nn import functional
 import samkit
 from samkit import data, models, sharpness
 from samkit.experiments import Experiment
+from samkit.perturb import global_norm
 from samkit.training import Config, Result, dataset, loss_function, run
 
 __all__ = [
@@ -295,11 +296,11 @@ def gradient_descent(config: Config, seed: int, *, every: int = 25) -> dict[str,
     Returns
     -------
     dict of str to numpy.ndarray
-        ``step``, ``loss`` and ``top_eigenvalue``, one entry for each measurement.
+        ``step``, ``loss``, ``top_eigenvalue`` and ``gradient_norm``, one entry for each measurement.
     """
     problem = dataset(config).to(samkit.device())
     criterion = loss_function(config)
-    rows: list[tuple[float, float, float]] = []
+    rows: list[tuple[float, ...]] = []
 
     def watch(step: int, model: nn.Module) -> None:
         if step % every == 0:
@@ -308,11 +309,12 @@ def gradient_descent(config: Config, seed: int, *, every: int = 25) -> dict[str,
                 return criterion(model(problem.x), problem.y)
 
             top = sharpness.top_eigenvalues(loss, model.parameters(), tol=1e-2)
-            with torch.no_grad():
-                rows.append((step, float(loss()), top.value[0]))
+            value = loss()
+            slope = global_norm(torch.autograd.grad(value, list(model.parameters())))
+            rows.append((step, float(value.detach()), top.value[0], float(slope)))
 
     run(replace(config, evaluate_every=config.epochs), seed, callback=watch, progress=False)
-    return dict(zip(("step", "loss", "top_eigenvalue"), np.array(rows).T, strict=True))
+    return dict(zip(("step", "loss", "top_eigenvalue", "gradient_norm"), np.array(rows).T, strict=True))
 
 
 def settled(path: dict[str, np.ndarray], learning_rate: float) -> float:

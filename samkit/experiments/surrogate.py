@@ -1,0 +1,410 @@
+"""Chapter 4: what SAM computes, compared with what it is said to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import optimize
+from torch import Tensor
+
+from samkit import landscapes, perturb, results, sharpness, training
+from samkit.experiments import Experiment
+from samkit.experiments.measuring import EDGE, FlatNetwork, gradient_descent
+from samkit.experiments.sam import paths
+from samkit.training import Config
+
+__all__ = [
+    "M_SHARPNESS",
+    "SMALL",
+    "STORED",
+    "along_the_way",
+    "captured",
+    "catchment",
+    "edge",
+    "highest_in_ball",
+    "m_sharpness",
+    "on_a_quadratic",
+    "own_edge",
+    "tuned",
+]
+
+SMALL = Config(
+    model_options={"width": 20, "depth": 2, "activation": "tanh"},
+    train_size=500,
+    epochs=30,
+    batch_size=50,
+    evaluate_every=30,
+)
+"""A smooth network of 1,450 weights and 500 examples, on which a worst case takes a second."""
+
+M_SHARPNESS = Config(
+    optimizer="sam", batch_size=200, learning_rate=0.2, label_noise=0.3, validation=0.2, evaluate_every=40
+)
+"""Labels are 30 % wrong, because there SAM has something to do (chapter 3)."""
+
+
+def highest_in_ball(g: np.ndarray, H: np.ndarray, rho: float) -> tuple[np.ndarray, float]:
+    r"""The highest point of a quadratic in a ball, exactly.
+
+    .. math:: \max_{\|\delta\|_2 \le \rho} \langle g, \delta\rangle + \tfrac12 \delta^\top H \delta
+        \quad\Longleftrightarrow\quad (\lambda I - H)\,\delta = g,\ \lambda \ge \max(0, \lambda_1),\
+        \lambda (\rho - \|\delta\|) = 0
+
+    Parameters
+    ----------
+    g : numpy.ndarray
+        Gradient (d,).
+    H : numpy.ndarray
+        Hessian (d, d), symmetric.
+    rho : float
+        The radius, > 0.
+
+    Returns
+    -------
+    tuple
+        The point :math:`\delta` (d,) and its rise. In the hard case (g has no part along the top
+        eigenvector) one of the two solutions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from samkit.experiments.surrogate import highest_in_ball
+    >>> highest_in_ball(np.array([3.0, 0.0]), np.diag([2.0, 1.0]), rho=1.0)
+    (array([1., 0.]), 4.0)
+
+    Notes
+    -----
+    Source: Moré & Sorensen 1983, *Computing a trust region step*. Chapter 4.
+    """
+    eigenvalues, vectors = np.linalg.eigh(H)
+    g_hat, top = vectors.T @ g, eigenvalues[-1]
+
+    def length(shift: float) -> float:
+        return float(np.linalg.norm(g_hat / (low + shift - eigenvalues)))
+
+    low = max(top, 0.0)
+    scale = np.abs(eigenvalues).max() + np.linalg.norm(g) / rho
+    tiny = 1e-13 * scale
+    if length(tiny) <= rho:
+        # Nothing is left over on the sphere (concave H), or only the top eigenvector can fill what is left.
+        delta_hat = np.divide(
+            g_hat, low - eigenvalues, out=np.zeros_like(g_hat), where=low - eigenvalues > 1e-9 * scale
+        )
+        if top >= 0:
+            delta_hat[-1] = np.copysign(
+                np.sqrt(max(rho**2 - delta_hat[:-1] @ delta_hat[:-1], 0.0)), g_hat[-1]
+            )
+    else:
+        shift = optimize.brentq(
+            lambda x: 1 / length(x) - 1 / rho, tiny, 2 * scale, xtol=1e-15 * scale, rtol=1e-14
+        )
+        delta_hat = g_hat / (low + shift - eigenvalues)
+        delta_hat *= rho / np.linalg.norm(delta_hat)
+    return vectors @ delta_hat, float(g_hat @ delta_hat + 0.5 * eigenvalues @ delta_hat**2)
+
+
+def on_a_quadratic(
+    seed: int, *, ratios: Sequence[float], ascent_steps: Sequence[int], full_steps: bool
+) -> dict:
+    r"""How much of the exact worst case k ascent steps capture on a random convex quadratic.
+
+    The Hessian has eigenvalues 1, 1/2, ..., 1/50, the gradient is Gaussian. The ratio
+    :math:`\rho \lambda_1 / \|g\|` says how far the ball reaches beyond the linear part of the loss.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the gradient.
+    ratios : sequence of float
+        Values of the ratio.
+    ascent_steps : sequence of int
+        Values of k.
+    full_steps : bool
+        Whether each step has length rho (and the end is pulled back to the sphere) instead of rho/k.
+
+    Returns
+    -------
+    dict
+        For each k under ``"k = ..."`` the share of the exact rise (one entry a ratio).
+    """
+    eigenvalues = 1 / np.arange(1, 51)
+    g = np.random.default_rng(seed).standard_normal(50)
+    g /= np.linalg.norm(g)
+    rows: dict[str, list[float]] = {f"k = {k}": [] for k in ascent_steps}
+    for rho in ratios:
+        best = highest_in_ball(g, np.diag(eigenvalues), rho)[1]
+        for k in ascent_steps:
+            delta = np.zeros(50)
+            for _ in range(k):
+                slope = g + eigenvalues * delta
+                delta = delta + rho * (1 if full_steps else 1 / k) * slope / np.linalg.norm(slope)
+            delta *= rho / np.linalg.norm(delta)
+            rows[f"k = {k}"].append(float(g @ delta + 0.5 * eigenvalues @ delta**2) / best)
+    return rows
+
+
+def captured(
+    seed: int, *, rhos: Sequence[float], ascent_steps: Sequence[int], train_rho: float = 0.0
+) -> dict:
+    r"""How much of the worst case SAM's ascent captures on a trained network.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the network and of its data.
+    rhos : sequence of float
+        Radii.
+    ascent_steps : sequence of int
+        Values of k, each step of length rho/k.
+    train_rho : float
+        Radius of the SAM that trained the network; 0 is SGD.
+
+    Returns
+    -------
+    dict
+        ``worst`` (the rise found by projected ascent with restarts, one entry a radius), ``error`` (how far
+        the restarts disagree on it), ``first_order`` (:math:`\rho\|g\|`), and for each k under ``"k = ..."``
+        the rise at the end of SAM's ascent, as a share of ``worst``.
+    """
+    method = {"optimizer": "sam", "rho": train_rho} if train_rho else {}
+    net = FlatNetwork(training.run(replace(SMALL, data_seed=seed, **method), seed, progress=False))
+
+    def loss() -> Tensor:
+        return net.loss(net.theta)
+
+    base = float(loss().detach())
+    g = torch.func.grad(net.loss)(net.theta)
+    row: dict[str, list[float]] = {"worst": [], "error": [], "first_order": []}
+    row |= {f"k = {k}": [] for k in ascent_steps}
+    for rho in rhos:
+        worst = sharpness.worst_case(loss, [net.theta], rho)
+        row["worst"].append(worst.value)
+        row["error"].append(worst.error)
+        row["first_order"].append(rho * float(g.norm()))
+        for k in ascent_steps:
+            point = net.theta.detach()
+            for _ in range(k):
+                slope = torch.func.grad(net.loss)(point)
+                point = point + perturb.perturbation([point], [slope], rho / k)[0]
+            row[f"k = {k}"].append((float(net.loss(point)) - base) / worst.value)
+    return row
+
+
+def m_sharpness(seed: int, *, rhos: Sequence[float], sub_batches: Sequence[int]) -> dict[str, list[float]]:
+    """SAM with a perturbation for each sub-batch of m examples; the batch itself is the same for every m.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data, of its wrong labels and validation part, and of the training.
+    rhos : sequence of float
+        Radii.
+    sub_batches : sequence of int
+        Values of m, each a divisor of the batch of 200.
+
+    Returns
+    -------
+    dict
+        For each m under ``"m = ... validation"`` and ``"m = ... test"`` the accuracy in percent at the end of
+        training, and under ``"m = ... trace"`` the trace of the training loss's Hessian; one entry a radius.
+
+    Notes
+    -----
+    Source: Foret et al. 2021 (arXiv 2010.01412), section 4.1. Claim G5, chapter 4.
+    """
+    row: dict[str, list[float]] = {}
+    for m in sub_batches:
+        columns: dict[str, list[float]] = {"validation": [], "test": [], "trace": []}
+        for rho in rhos:
+            config = replace(M_SHARPNESS, sub_batch=m, rho=rho, data_seed=seed)
+            result = training.run(config, seed, progress=False)
+            columns["validation"].append(100 * result.final("validation_accuracy"))
+            columns["test"].append(100 * result.final("test_accuracy"))
+            columns["trace"].append(_trace(result))
+        row |= {f"m = {m} {name}": values for name, values in columns.items()}
+    return row
+
+
+def _trace(result: training.Result) -> float:
+    problem = training.dataset(result.config).to(next(result.model.parameters()).device)
+    criterion = training.loss_function(result.config)
+    return sharpness.trace(
+        lambda: criterion(result.model(problem.x), problem.y), result.model.parameters(), samples=40
+    ).value
+
+
+def tuned(stored: results.Stored, tuning_seeds: Sequence[int]) -> dict[int, int]:
+    """Where each m has its best radius, judged by validation accuracy on the tuning seeds.
+
+    Parameters
+    ----------
+    stored : samkit.results.Stored
+        Of :func:`~samkit.experiments.surrogate.m_sharpness`.
+    tuning_seeds : sequence of int
+        The seeds to tune on, not to be used again.
+
+    Returns
+    -------
+    dict of int to int
+        m to the position of its radius in the grid.
+
+    Raises
+    ------
+    ValueError
+        If a best radius lies at an end of the grid, which then has to be extended.
+    """
+    rows = [row for row in stored.rows if row["seed"] in tuning_seeds]
+    best = {}
+    for m in stored.config["sub_batches"]:
+        mean = np.mean([row[f"m = {m} validation"] for row in rows], axis=0)
+        best[m] = int(mean.argmax())
+        if best[m] in (0, len(mean) - 1):
+            raise ValueError(f"the best radius of m = {m} lies at an end of the grid {stored.config['rhos']}")
+    return best
+
+
+def catchment(
+    rho: float, distances: Sequence[float], *, learning_rate: float = 5.0, steps: int = 4000
+) -> np.ndarray:
+    """Which starts on the unstable line through the saddle of ``two_basins`` SAM pulls into the saddle.
+
+    Small steps without momentum stand for the flow. The last steps jump about the saddle, within a
+    distance that shrinks with the learning rate.
+
+    Parameters
+    ----------
+    rho : float
+        SAM's radius.
+    distances : sequence of float
+        Distances from the saddle, tried on both sides (k,).
+    learning_rate : float
+        The step.
+    steps : int
+        Number of steps.
+
+    Returns
+    -------
+    numpy.ndarray of bool
+        Whether SAM ends within 1 of the saddle; shape (2, k), a row for each side.
+    """
+    saddle = torch.tensor(landscapes.SADDLE, dtype=torch.float64)
+    H = torch.func.hessian(landscapes.two_basins)(saddle)
+    unstable = torch.linalg.eigh(H).eigenvectors[:, 0].numpy()
+    sides = np.stack([unstable, -unstable])
+    starts = saddle.numpy() + sides[:, None, :] * np.asarray(distances, dtype=float)[None, :, None]
+    ends = paths(starts, rho, learning_rate=learning_rate, momentum=0.0, steps=steps)[-1]
+    return np.linalg.norm(ends - saddle.numpy(), axis=-1) < 1
+
+
+def edge(gradient_norm: float | np.ndarray, learning_rate: float, rho: float) -> float | np.ndarray:
+    r"""The top eigenvalue up to which SAM is stable, with steps of size eta along an eigenvector.
+
+    .. math:: \eta \lambda \Bigl(1 + \frac{\rho \lambda}{\|g\|}\Bigr) = 2 \quad\Longleftrightarrow\quad
+        \lambda = \frac{\|g\|}{2\rho}\Bigl(\sqrt{1 + \frac{8\rho}{\eta \|g\|}} - 1\Bigr)
+
+    Parameters
+    ----------
+    gradient_norm : float or numpy.ndarray
+        :math:`\|g\|`, > 0.
+    learning_rate : float
+        :math:`\eta`.
+    rho : float
+        The radius; 0 gives gradient descent's :math:`2/\eta`.
+
+    Returns
+    -------
+    float or numpy.ndarray
+        The edge.
+
+    Examples
+    --------
+    >>> from samkit.experiments.surrogate import edge
+    >>> edge(1.0, learning_rate=0.1, rho=0.0), edge(1.0, learning_rate=0.1, rho=0.1)
+    (20.0, 10.0)
+
+    Notes
+    -----
+    Source: Long & Bartlett 2024 (arXiv 2309.12488), theorem 1. Derived in chapter 4.
+    """
+    if rho == 0:
+        return 2 / learning_rate + 0 * gradient_norm
+    # The same root without the difference of two nearly equal numbers.
+    return 4 / learning_rate / (1 + np.sqrt(1 + 8 * rho / (learning_rate * gradient_norm)))
+
+
+def along_the_way(
+    seed: int, *, learning_rate: float, rho: float, time: float = 200.0
+) -> dict[str, np.ndarray]:
+    r"""The top eigenvalue under full-batch SAM, step by step, beside SAM's own edge of stability.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the start and of the data.
+    learning_rate : float
+        :math:`\eta`.
+    rho : float
+        The radius; 0 is gradient descent.
+    time : float
+        :math:`\eta` times the number of steps.
+
+    Returns
+    -------
+    dict
+        ``step``, ``loss``, ``top_eigenvalue``, ``gradient_norm`` and ``edge``, one entry a measurement.
+    """
+    config = replace(
+        EDGE,
+        learning_rate=learning_rate,
+        data_seed=seed,
+        epochs=round(time / learning_rate),
+        **({"optimizer": "sam", "rho": rho} if rho else {}),
+    )
+    path = gradient_descent(config, seed)
+    return path | {"edge": edge(path["gradient_norm"], learning_rate, rho)}
+
+
+def own_edge(
+    seed: int, *, learning_rate: float, rhos: Sequence[float], time: float = 200.0
+) -> dict[str, Any]:
+    """Where the top eigenvalue settles, in units of SAM's own edge and of gradient descent's.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the start and of the data.
+    learning_rate : float
+        The step.
+    rhos : sequence of float
+        Radii.
+    time : float
+        Learning rate times the number of steps.
+
+    Returns
+    -------
+    dict
+        For each radius, averaged over the last fifth of training: ``own``, the top eigenvalue over SAM's
+        edge, and ``gd``, the top eigenvalue times eta over 2.
+    """
+    row: dict[str, Any] = {"own": [], "gd": []}
+    for rho in rhos:
+        path = along_the_way(seed, learning_rate=learning_rate, rho=rho, time=time)
+        last = path["step"] >= 0.8 * path["step"][-1]
+        row["own"].append(float(np.mean(path["top_eigenvalue"][last] / path["edge"][last])))
+        row["gd"].append(float(np.mean(path["top_eigenvalue"][last])) * learning_rate / 2)
+    return row
+
+
+STORED = {
+    "m_sharpness": Experiment(
+        m_sharpness,
+        {"rhos": [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6], "sub_batches": [200, 50, 25]},
+        seeds=[*range(12), *range(100, 106)],
+    ),
+    "own_edge": Experiment(own_edge, {"learning_rate": 0.1, "rhos": [0.0, 0.02, 0.05, 0.1]}, seeds=range(6)),
+}
+"""Seeds from 100 on tune the radii of ``m_sharpness``, the others compare."""
