@@ -1,20 +1,24 @@
 """The mathematics of one SAM step, as pure functions on lists of tensors.
 
-The weights are a list of tensors, one for each parameter, and so are a gradient and a perturbation; a norm runs
-over the whole list. Nothing here knows about optimizers: ``samkit.optim`` adapts these functions to
+The weights are a list of tensors, one for each parameter, and so are a gradient and a perturbation; a norm
+runs over the whole list. Nothing here knows about optimizers: ``samkit.optim`` adapts these functions to
 ``torch.optim``, and chapters 3 and 10 derive them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 NORMS = ("l2", "linf")
 ADAPTIVE = (False, "weights", "all")
+
+# Up to this many entries a tensor, the CPU norms one concatenation faster than many tensors.
+_SMALL = 4096
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -22,8 +26,9 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
     .. math:: \|v\|_2 = \Bigl(\sum_j v_j^2\Bigr)^{1/2}
 
-    The sum runs over every entry of every tensor. Half-precision tensors are summed in float32, where the squares
-    neither overflow nor vanish.
+    The sum runs over every entry of every tensor. Half-precision tensors are summed in float32, where the
+    squares do not overflow. Squares can still vanish: in float32 a norm below about 1e-19 is not to be
+    trusted.
 
     Parameters
     ----------
@@ -42,11 +47,15 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     >>> global_norm([torch.tensor([3.0]), torch.tensor([[0.0, 4.0]])])
     tensor(5.)
     """
+    tensors = list(tensors)
     if not tensors:
         return torch.zeros(())
-    halves = any(t.dtype in (torch.bfloat16, torch.float16) for t in tensors)
-    norms = torch._foreach_norm(list(tensors), 2, dtype=torch.float32 if halves else None)
-    first = norms[0].device
+    dtypes = {t.dtype for t in tensors}
+    wide = torch.float32 if dtypes & {torch.bfloat16, torch.float16} else None
+    first = tensors[0].device
+    if first.type == "cpu" and len(dtypes) == 1 and sum(t.numel() for t in tensors) < _SMALL * len(tensors):
+        return torch.linalg.vector_norm(torch._utils._flatten_dense_tensors(tensors), dtype=wide)
+    norms = torch._foreach_norm(tensors, 2, dtype=wide)
     return torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]))
 
 
@@ -63,8 +72,8 @@ def scaling(params: Sequence[Tensor], adaptive: str | bool, eta: float = 0.0) ->
         ``"all"`` scales every parameter. ``"weights"`` scales tensors with two or more dimensions and leaves
         biases and normalisation gains, which have one, at :math:`T = 1`. True means ``"all"``.
     eta : float
-        Lets weights near zero move too. With 0 the geometry is exactly invariant under rescaling; the ASAM paper
-        uses 0.01.
+        Lets weights near zero move too. With 0 the geometry is exactly invariant under rescaling; the ASAM
+        paper uses 0.01.
 
     Returns
     -------
@@ -90,17 +99,16 @@ def scaling(params: Sequence[Tensor], adaptive: str | bool, eta: float = 0.0) ->
 def ascent_direction(
     grads: Sequence[Tensor], norm: str = "l2", scales: Sequence[Tensor] | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    r"""The direction :math:`d` and length :math:`\ell` of the perturbation :math:`\rho\,d/\ell`.
+    r"""The direction :math:`d` and its length :math:`\ell`: SAM perturbs by :math:`\rho\,d/\ell`.
 
-    =========  ==============================  ==================
-    norm       :math:`d`                       :math:`\ell`
-    =========  ==============================  ==================
-    ``"l2"``   :math:`T^2 g`                   :math:`\|T g\|_2`
-    ``"linf"`` :math:`T\,\mathrm{sign}(T g)`   1
-    =========  ==============================  ==================
+    =========  ================================  ==================
+    norm       :math:`d`                         :math:`\ell`
+    =========  ================================  ==================
+    ``"l2"``   :math:`T^2 g`                     :math:`\|T g\|_2`
+    ``"linf"`` :math:`T\,\mathrm{sign}(T g)`     1
+    =========  ================================  ==================
 
-    Without ``scales``, :math:`T = 1`. For a zero gradient the length is reported as infinite, so that the
-    perturbation is zero.
+    Without ``scales``, :math:`T = 1`.
 
     Parameters
     ----------
@@ -116,7 +124,7 @@ def ascent_direction(
     directions : list of Tensor
         :math:`d`, shaped like the gradient. For the plain l_2 ball these are the gradient tensors themselves.
     length : Tensor
-        :math:`\ell`, a scalar tensor.
+        :math:`\ell`, a scalar tensor; 0 for a zero gradient in l_2.
 
     Raises
     ------
@@ -130,10 +138,8 @@ def ascent_direction(
     >>> ascent_direction([torch.tensor([3.0, -4.0])])
     ([tensor([ 3., -4.])], tensor(5.))
 
-    Notes
-    -----
-    Source: Foret et al. 2021 (arXiv 2010.01412), equation 2; Kwon et al. 2021 (arXiv 2102.11600), equation 6 and
-    the l_inf form of section 4. Derived in chapter 3.
+    Notes ----- Source: Foret et al. 2021 (arXiv 2010.01412), equation 2; Kwon et al. 2021 (arXiv 2102.11600)
+    for the adaptive forms. Derived in chapter 3.
     """
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, got {norm!r}")
@@ -142,10 +148,34 @@ def ascent_direction(
     if norm == "linf":
         signs = torch._foreach_sign(scaled)
         directions = signs if scales is None else torch._foreach_mul(signs, scales)
-        return directions, torch.ones(())
-    length = global_norm(scaled)
+        return directions, torch.ones((), device=grads[0].device if grads else None)
     directions = grads if scales is None else torch._foreach_mul(scaled, scales)
-    return directions, torch.where(length == 0, math.inf, length)
+    return directions, global_norm(scaled)
+
+
+def over_length(rho: float, length: Tensor) -> Tensor:
+    r"""The factor :math:`\rho/\ell` in front of a direction; 0 when the length is 0, for then there is none.
+
+    Parameters
+    ----------
+    rho : float
+        The radius.
+    length : Tensor
+        A scalar tensor, at least 0.
+
+    Returns
+    -------
+    Tensor
+        A scalar tensor on the same device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from samkit.perturb import over_length
+    >>> over_length(1.0, torch.tensor(4.0)), over_length(1.0, torch.tensor(0.0))
+    (tensor(0.2500), tensor(0.))
+    """
+    return torch.where(length == 0, 0.0, rho / length)
 
 
 def perturbation(
@@ -159,7 +189,8 @@ def perturbation(
 ) -> list[Tensor]:
     r"""SAM's perturbation: the highest point of the linearised loss in a ball of radius rho.
 
-    .. math:: \varepsilon = \operatorname*{arg\,max}_{\|T^{-1}\varepsilon\| \le \rho} \langle g, \varepsilon\rangle
+    .. math:: \varepsilon
+        = \operatorname*{arg\,max}_{\|T^{-1}\varepsilon\| \le \rho} \langle g, \varepsilon\rangle
         = \rho\,\frac{T^2 g}{\|T g\|_2} \ (\ell_2), \qquad \rho\,T\,\mathrm{sign}(T g) \ (\ell_\infty)
 
     Parameters
@@ -199,44 +230,64 @@ def perturbation(
     Derived in chapter 3.
     """
     directions, length = ascent_direction(grads, norm, scaling(params, adaptive, eta))
-    return [d * (rho / length).to(d.device, d.dtype) for d in directions]
+    return times(directions, over_length(rho, length))
 
 
-def add_scaled_(params: Sequence[Tensor], directions: Sequence[Tensor], scale: Tensor) -> None:
-    """Add ``scale * directions`` to the parameters in place, in as few calls as the device allows."""
-    for device_params, device_directions in _by_device_and_dtype(params, directions):
-        first = device_params[0]
-        local = scale.to(first.device)
-        if _has_fused_sgd(first):
-            # A step of gradient ascent with a learning rate that stays on the device: one kernel, no temporaries.
+def add_scaled_(
+    params: Sequence[Tensor], directions: Sequence[Tensor], scale: Tensor, blocked: Tensor | None = None
+) -> None:
+    """Add ``scale * directions`` to the parameters in place, in as few calls as the device allows.
+
+    Parameters
+    ----------
+    params, directions : sequence of Tensor
+        Shaped alike, with dtypes alike.
+    scale : Tensor
+        A scalar tensor; it is not read on the host.
+    blocked : Tensor, optional
+        A boolean scalar tensor: where it is true, the parameters stay as they are, whatever the directions
+        hold.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from samkit.perturb import add_scaled_
+    >>> theta = [torch.tensor([1.0, 2.0])]
+    >>> add_scaled_(theta, [torch.tensor([1.0, -1.0])], torch.tensor(0.5))
+    >>> theta
+    [tensor([1.5000, 1.5000])]
+    """
+    buckets = Optimizer._group_tensors_by_device_and_dtype([list(params), list(directions)])
+    for (device, dtype), ((own_params, own_directions), _) in buckets.items():
+        factor = scale.to(device)
+        # CUDA's kernel reads the learning rate as float32, too coarse for float64 weights.
+        if device.type == "cpu" or (device.type == "cuda" and dtype != torch.float64):
+            # One step of gradient ascent whose learning rate stays on the device: one kernel, no temporaries.
             torch._fused_sgd_(
-                device_params,
-                device_directions,
+                own_params,
+                own_directions,
                 [],
                 weight_decay=0.0,
                 momentum=0.0,
-                lr=local,
+                lr=factor if device.type == "cpu" else factor.float(),
                 dampening=0.0,
                 nesterov=False,
                 maximize=True,
                 is_first_step=False,
+                found_inf=None if blocked is None else blocked.to(device, torch.float32),
             )
         else:
-            torch._foreach_add_(device_params, torch._foreach_mul(device_directions, local))
+            steps = torch._foreach_mul(own_directions, factor)
+            if blocked is not None:
+                steps = [step.masked_fill_(blocked.to(device), 0.0) for step in steps]
+            torch._foreach_add_(own_params, steps)
 
 
-def _has_fused_sgd(param: Tensor) -> bool:
-    # CUDA's kernel reads the learning rate as float32, too coarse for float64 weights.
-    return param.device.type == "cpu" or (param.device.type == "cuda" and param.dtype != torch.float64)
-
-
-def _by_device_and_dtype(params: Sequence[Tensor], others: Sequence[Tensor]) -> list[tuple[list, list]]:
-    buckets: dict[tuple, tuple[list, list]] = {}
-    for p, other in zip(params, others, strict=True):
-        bucket = buckets.setdefault((p.device, p.dtype, other.dtype), ([], []))
-        bucket[0].append(p)
-        bucket[1].append(other)
-    return list(buckets.values())
+def times(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """The tensors times a scalar tensor, wherever they live."""
+    if len({t.device for t in tensors}) == 1:
+        return list(torch._foreach_mul(list(tensors), factor.to(tensors[0].device)))
+    return [t * factor.to(t.device) for t in tensors]
 
 
 def sam_gradient(
@@ -297,3 +348,169 @@ def sam_gradient(
         )
         point = [p + e for p, e in zip(point, step, strict=True)]
     return gradient(point)
+
+
+def angle(v0: Sequence[Tensor], v1: Sequence[Tensor]) -> Tensor:
+    r"""The angle between two vectors, accurate at every angle.
+
+    .. math:: \psi = 2\,\mathrm{atan2}\bigl(\|u_0 - u_1\|,\ \|u_0 + u_1\|\bigr), \qquad u_i = v_i/\|v_i\|
+
+    The arccosine of the inner product loses half the digits near parallel and opposite vectors, and rounding
+    can push its argument out of [-1, 1].
+
+    Parameters
+    ----------
+    v0, v1 : sequence of Tensor
+        Two vectors, as lists of tensors shaped alike.
+
+    Returns
+    -------
+    Tensor
+        A scalar tensor between 0 and pi, float32 or float64; 0 if one of the vectors is zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from samkit.perturb import angle
+    >>> angle([torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 5.0])])
+    tensor(1.5708)
+
+    Notes ----- Source: Kahan 2006, "How futile are mindless assessments of roundoff in floating-point
+    computation?", section 12. Derived in chapter 10.
+    """
+    return Plane.through(v0, v1).angle
+
+
+def slerp(v0: Sequence[Tensor], v1: Sequence[Tensor], alpha: float) -> list[Tensor]:
+    r"""The unit vector at position alpha on the great circle from v0 (alpha = 0) to v1 (alpha = 1) and
+    beyond.
+
+    .. math:: v(\alpha) = \frac{\sin((1-\alpha)\psi)\,u_0 + \sin(\alpha\psi)\,u_1}{\sin\psi}, \qquad
+        u_i = v_i/\|v_i\|
+
+    Where :math:`\sin\psi` vanishes the formula does not say where to go: for parallel and for opposite
+    vectors, and when one of them is zero, the result is :math:`u_1`.
+
+    Parameters
+    ----------
+    v0, v1 : sequence of Tensor
+        Two vectors, as lists of tensors shaped alike.
+    alpha : float
+        The position; below 0 and above 1 are allowed.
+
+    Returns
+    -------
+    list of Tensor
+        :math:`v(\alpha)`, shaped like the vectors, of length 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from samkit.perturb import slerp
+    >>> slerp([torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 5.0])], 0.5)
+    [tensor([0.7071, 0.7071])]
+
+    Notes
+    -----
+    Source: Chen and Zhou 2026 (arXiv 2603.10048); the formula is Shoemake's, 1985. Derived in chapter 10.
+    """
+    return Plane.through(v0, v1).direction(alpha)
+
+
+@dataclass(frozen=True)
+class Plane:
+    r"""The plane of two vectors, and the unit circle in it: what XSAM searches.
+
+    Parameters
+    ----------
+    unit0, unit1 : list of Tensor
+        The two vectors at length 1 (or 0, if they were zero); float32 at least.
+    length1 : Tensor
+        The length that the second vector had, a scalar tensor.
+    angle : Tensor
+        The angle between them in radians, see :func:`~samkit.perturb.angle`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from samkit.perturb import Plane
+    >>> plane = Plane.through([torch.tensor([2.0, 0.0])], [torch.tensor([0.0, 5.0])])
+    >>> plane.angle, plane.direction(0.0)
+    (tensor(1.5708), [tensor([1., 0.])])
+
+    Notes
+    -----
+    Source: Chen and Zhou 2026 (arXiv 2603.10048). Derived in chapter 10.
+    """
+
+    unit0: list[Tensor]
+    unit1: list[Tensor]
+    length1: Tensor
+    angle: Tensor
+
+    @classmethod
+    def through(cls, v0: Sequence[Tensor], v1: Sequence[Tensor]) -> Plane:
+        """The plane of two vectors, given as lists of tensors shaped alike."""
+        v0, v1 = at_least_float32(v0), at_least_float32(v1)
+        length0, length1 = global_norm(v0), global_norm(v1)
+        unit0, unit1 = times(v0, over_length(1.0, length0)), times(v1, over_length(1.0, length1))
+        apart = global_norm(torch._foreach_sub(unit0, unit1))
+        together = global_norm(torch._foreach_add(unit0, unit1))
+        psi = 2 * torch.atan2(apart, together)
+        return cls(unit0, unit1, length1, torch.where((length0 == 0) | (length1 == 0), 0.0, psi))
+
+    def direction(self, alpha: float) -> list[Tensor]:
+        """The unit vector at position alpha, see :func:`~samkit.perturb.slerp`."""
+        sine = torch.sin(self.angle)
+        # Within rounding of parallel or opposite, the two vectors no longer span a plane.
+        flat = sine.abs() <= 8 * torch.finfo(sine.dtype).eps
+        weight0 = torch.where(flat, 0.0, torch.sin((1 - alpha) * self.angle) / sine)
+        weight1 = torch.where(flat, 1.0, torch.sin(alpha * self.angle) / sine)
+        return list(torch._foreach_add(times(self.unit0, weight0), times(self.unit1, weight1)))
+
+    def gradient(self, alpha: float) -> list[Tensor]:
+        """XSAM's gradient at position alpha, see :func:`~samkit.perturb.xsam_gradient`."""
+        return times(self.direction(alpha), self.length1)
+
+
+def at_least_float32(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Half-precision tensors in float32, the others as they are."""
+    return [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors]
+
+
+def xsam_gradient(displacement: Sequence[Tensor], gradient: Sequence[Tensor], alpha: float) -> list[Tensor]:
+    r"""The gradient XSAM descends along: the ascent point's gradient, turned in its plane with the
+    displacement.
+
+    .. math:: \|g_k\|\; v(\alpha), \qquad v_0 = \frac{\theta_k - \theta_0}{\|\theta_k - \theta_0\|}, \quad
+        v_1 = \frac{g_k}{\|g_k\|}
+
+    ``alpha = 0`` is the direction of the ascent (for one step, of the plain gradient); ``alpha = 1`` is SAM.
+
+    Parameters
+    ----------
+    displacement : sequence of Tensor
+        :math:`\theta_k - \theta_0`, as it was added: in half precision a difference of weights is mostly
+        rounding.
+    gradient : sequence of Tensor
+        :math:`g_k`, the gradient at :math:`\theta_k`, shaped like the displacement.
+    alpha : float
+        The position on the circle.
+
+    Returns
+    -------
+    list of Tensor
+        The gradient for the base optimizer, in float32 at least.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from samkit.perturb import xsam_gradient
+    >>> xsam_gradient([torch.tensor([0.1, 0.0])], [torch.tensor([0.0, 5.0])], alpha=0.0)
+    [tensor([5., 0.])]
+
+    Notes
+    -----
+    Source: Chen and Zhou 2026 (arXiv 2603.10048). Derived in chapter 10.
+    """
+    return Plane.through(displacement, gradient).gradient(alpha)
