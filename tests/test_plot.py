@@ -1,0 +1,186 @@
+"""The figures: one look for each method, data where it belongs, legible on any page and to any eye."""
+
+import itertools
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from scipy import stats
+
+from samkit import plot
+from samkit.landscapes import Line, Plane
+from samkit.sharpness import SpectralDensity
+
+SOLUTIONS = ["small batch", "large batch", "poisoned start"]  # chapter 1's, never beside a method
+METHODS = [name for name in plot.COLORS if name != "GD" and name not in SOLUTIONS]  # GD: full-batch SGD
+FAMILIES = pytest.mark.parametrize("family", [METHODS, SOLUTIONS], ids=["methods", "solutions"])
+
+# Machado, Oliveira and Fernandes 2009, full severity, for linear RGB.
+COLOUR_BLIND = {
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_figures():
+    mpl.use("agg")
+    with mpl.rc_context():
+        plot.use_style()
+        yield
+        plt.close("all")
+
+
+def linear(color):
+    rgb = np.array(mpl.colors.to_rgb(color))
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb
+    f = np.cbrt(xyz / [0.9505, 1.0, 1.089])
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast_with_white(color):
+    return 1.05 / (np.array([0.2126, 0.7152, 0.0722]) @ linear(color) + 0.05)
+
+
+@FAMILIES
+def test_each_has_a_colour_and_a_line_style_of_its_own(family):
+    assert plot.COLORS.keys() == plot.LINES.keys()
+    assert len({plot.COLORS[name] for name in family}) == len(family)
+    assert len({str(plot.LINES[name]) for name in family}) == len(family)
+
+
+@FAMILIES
+@pytest.mark.parametrize("kind", COLOUR_BLIND)
+def test_colours_differ_to_colour_blind_eyes(kind, family):
+    seen = {n: lab(np.clip(COLOUR_BLIND[kind] @ linear(plot.COLORS[n]), 0, 1)) for n in family}
+    for a, b in itertools.combinations(family, 2):
+        assert np.linalg.norm(seen[a] - seen[b]) > 8, (a, b)  # a difference of 2.3 is just noticeable
+
+
+def test_every_colour_stands_out_from_the_background():
+    for name, color in plot.COLORS.items():
+        assert contrast_with_white(color) > 2, name
+
+
+def test_the_background_is_opaque_and_white_in_every_figure(tmp_path):
+    ax = plot.curves([0, 1], {"SAM": [[1, 2], [1, 3]]}, xlabel="x", ylabel="y")
+    ax.figure.savefig(tmp_path / "figure.png")
+    pixels = plt.imread(tmp_path / "figure.png")
+    assert pixels.shape[2] == 3 or (pixels[..., 3] == 1).all()
+    assert (pixels[0, 0, :3] == 1).all()
+
+
+def test_a_method_looks_the_same_in_every_figure():
+    first = plot.curves([0, 1], {"SAM": [1, 2], "SGD": [1, 3]}, xlabel="x", ylabel="y")
+    second = plot.curves([0, 1], {"other": [0, 0], "SGD": [1, 3], "SAM": [1, 2]}, xlabel="x", ylabel="y")
+    for label in ("SAM", "SGD"):
+        a, b = (line_of(ax, label) for ax in (first, second))
+        assert a.get_color() == b.get_color() == plot.COLORS[label]
+        assert a._dash_pattern == b._dash_pattern
+
+
+def test_labels_of_one_method_share_its_hue_and_differ_in_look():
+    labels = ["SAM, ρ = 0.05", "SAM, ρ = 0.1", "SAM, ρ = 0.2", "SGD"]
+    ax = plot.curves([0, 1], {label: [0, i] for i, label in enumerate(labels)}, xlabel="x", ylabel="y")
+    looks = {(line_of(ax, label).get_color(), str(line_of(ax, label)._dash_pattern)) for label in labels}
+    assert len(looks) == 4
+    assert line_of(ax, labels[0]).get_color() == plot.COLORS["SAM"]
+    hues = [
+        mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(line_of(ax, label).get_color()))[0] for label in labels[:3]
+    ]
+    assert np.ptp(hues) < 0.02
+
+
+def line_of(ax, label):
+    (line,) = [line for line in ax.get_lines() if line.get_label() == label]
+    return line
+
+
+def test_curves_show_the_mean_and_the_t_interval_over_seeds():
+    values = np.random.default_rng(0).normal(size=(6, 4))
+    ax = plot.curves([1, 2, 3, 4], {"SAM": values}, xlabel="epoch", ylabel="loss")
+    assert np.allclose(line_of(ax, "SAM").get_ydata(), values.mean(axis=0))
+    low, high = stats.t.interval(0.95, 5, values.mean(axis=0), stats.sem(values, axis=0))
+    edge = ax.collections[0].get_paths()[0].vertices
+    for column in range(4):
+        at = edge[np.isclose(edge[:, 0], column + 1), 1]
+        assert (at.min(), at.max()) == pytest.approx((low[column], high[column]))
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("epoch", "loss")
+
+
+def test_a_single_curve_has_no_band_and_no_legend():
+    ax = plot.curves([1, 2], {"SAM": [1.0, 2.0]}, xlabel="x", ylabel="y")
+    assert len(ax.collections) == 0
+    assert ax.get_legend() is None
+
+
+def test_accuracy_against_rho_has_a_logarithmic_axis_and_a_line_for_what_has_no_radius():
+    accuracy = np.random.default_rng(0).normal(70, 1, (3, 2))
+    ax = plot.accuracy_against_rho([0.1, 0.2], {"SAM": accuracy}, reference={"SGD": [68.0, 69.0, 70.0]})
+    assert ax.get_xscale() == "log"
+    assert set(line_of(ax, "SGD").get_ydata()) == {69.0}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["SAM", "SGD"]
+
+
+def test_dots_show_every_seed_and_the_interval_of_the_mean():
+    values = np.array([1.0, 2.0, 4.0])
+    ax = plot.dots({"SAM": values, "SGD": values - 1}, xlabel="gain", reference=0)
+    shown = [line.get_xdata() for line in ax.get_lines() if len(line.get_xdata()) == 3]
+    assert [sorted(x) for x in shown] == [[1, 2, 4], [0, 1, 3]]
+    (bar,) = ax.containers[0].lines[2][0].get_segments()
+    low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    assert bar[:, 0] == pytest.approx([low, high])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["SAM", "SGD"]
+
+
+def test_slices_draw_each_line_through_its_points():
+    t = np.linspace(-1, 1, 5)
+    ax = plot.slices({"small batch": Line(t, t**2), "large batch": Line(2 * t, 4 * t**2)})
+    assert np.array_equal(line_of(ax, "large batch").get_xdata(), 2 * t)
+    assert np.array_equal(line_of(ax, "small batch").get_ydata(), t**2)
+
+
+def test_a_plane_carries_its_paths_and_points():
+    x, y = np.linspace(-2, 2, 9), np.linspace(-1, 1, 5)
+    bowl = Plane(x, y, x**2 + y[:, None] ** 2)
+    walk = np.array([[2.0, 1.0], [1.0, 0.5], [0.0, 0.0]])
+    ax = plot.plane(bowl, trajectories={"SGD": walk}, points={"minimum": (0, 0)}, xlabel="a", ylabel="b")
+    assert np.array_equal(line_of(ax, "SGD").get_xydata(), walk)
+    assert "minimum" in [text.get_text() for text in ax.texts]
+    assert ax.get_xlim() == (-2, 2)
+
+
+def test_spectra_are_cut_at_the_floor_of_the_logarithmic_axis():
+    grid = np.linspace(-1, 1, 5)
+    value = np.array([0.0, 1.0, 100.0, 1.0, 0.0])
+    density = SpectralDensity(value, 0.1 * value, True, grid, 0.1, grid, grid, 10)
+    ax = plot.spectra({"SGD": density, "SAM": density}, floor=1e-3)
+    assert ax.get_yscale() == "log"
+    assert ax.get_ylim()[0] == pytest.approx(0.1)
+    assert line_of(ax, "SAM").get_ydata().min() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("axis", "along"), [("y", "get_ydata"), ("x", "get_xdata")])
+def test_a_reference_line_says_what_it_is(axis, along):
+    _, ax = plt.subplots()
+    plot.reference(ax, 0.5, "2/η", axis=axis)
+    assert set(getattr(ax.get_lines()[0], along)()) == {0.5}
+    assert [text.get_text() for text in ax.texts] == ["2/η"]
+
+
+def test_a_reference_line_along_no_axis_is_refused():
+    with pytest.raises(ValueError, match="'z'"):
+        plot.reference(plt.figure().gca(), 0.0, "nothing", axis="z")
