@@ -335,7 +335,8 @@ def means(
     Parameters
     ----------
     points : mapping of str to tuple of sequences of float
-        Label to the values of both quantities, one for each seed.
+        Label to the values of both quantities, one for each seed. Labels that agree before the comma share a
+        colour and a mark.
     xlabel, ylabel : str
         Axis labels, with symbol and unit.
     level : float
@@ -351,12 +352,15 @@ def means(
         The axes.
     """
     ax = _axes(ax, xlabel, ylabel, logx=logx, logy=logy)
-    for (label, values), look in zip(points.items(), _styles(points), strict=True):
+    kinds = list(dict.fromkeys(label.split(",")[0] for label in points))
+    for label, values in points.items():
+        kind = kinds.index(label.split(",")[0])
         x, y = np.asarray(values, dtype=float)
         xerr, yerr = _half_width(np.stack([x, y], axis=1), level)
-        ax.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, fmt="o", color=look["color"], capsize=2)
-        ax.annotate(label, (x.mean(), y.mean()), (7, 5), textcoords="offset points", fontsize=9)
-    ax.margins(x=0.25, y=0.12)
+        color = style(label, kind)["color"]
+        ax.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, fmt="osD^v"[kind % 5], color=color, capsize=2)
+        ax.annotate(label, (x.mean(), y.mean()), (4, 11), textcoords="offset points", fontsize=9)
+    ax.margins(x=0.25, y=0.15)
     return ax
 
 
