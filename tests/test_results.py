@@ -227,6 +227,14 @@ def test_agreement_can_use_a_stated_tolerance():
     assert not results.agrees(1.2, [1.0, 1.0], tolerance=0.1)
 
 
+def test_every_number_of_a_row_must_agree():
+    rows = np.array([[0.0, 5.0], [1.0, 6.0], [2.0, 7.0]])
+    assert results.agrees([1.0, 6.0], rows)
+    assert not results.agrees([1.0, 60.0], rows)
+    with pytest.raises(ValueError, match=r"\(2,\).*\(3,\)"):
+        results.agrees([1.0, 6.0, 7.0], rows)
+
+
 def test_agreement_with_a_single_seed_needs_a_tolerance():
     with pytest.raises(ValueError, match="two stored seeds"):
         results.agrees(1.0, [1.0])

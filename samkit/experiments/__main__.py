@@ -1,5 +1,4 @@
-"""``python -m samkit.experiments``: compute the stored results, seed by seed, and pick up where a run
-stopped."""
+"""``python -m samkit.experiments``: compute the stored results, and pick up where a stopped run left off."""
 
 from __future__ import annotations
 

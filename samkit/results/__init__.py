@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 __all__ = ["Stored", "agrees", "load", "names", "read", "save"]
 
@@ -53,9 +54,8 @@ class Stored:
         Returns
         -------
         numpy.ndarray
-                Shape ``(seeds,)``, or ``(seeds, k)`` where each row holds a list of ``k`` numbers; NaN
-                where a value
-            was not finite.
+            Shape ``(seeds,)``, or ``(seeds, k)`` where each row holds a list of ``k`` numbers. What was not
+            finite is NaN.
 
         Raises
         ------
@@ -141,30 +141,30 @@ def save(stored: Stored, file: Path) -> None:
     os.replace(draft, file)
 
 
-def agrees(value: float, column: np.ndarray, tolerance: float | None = None) -> bool:
-    """Whether a number recomputed here fits the stored seeds.
+def agrees(value: ArrayLike, column: ArrayLike, tolerance: float | None = None) -> bool:
+    """Whether what was recomputed here fits the stored seeds.
 
     Trained runs are not bit-equal across versions and machines, so the test is statistical: the value must
     lie within four standard deviations of the stored mean, or within ``tolerance`` of it.
 
     Parameters
     ----------
-    value : float
-        The recomputed number.
-    column : numpy.ndarray
-        The stored numbers, one for each seed.
+    value : float or array
+        The recomputed number, or ``(k,)`` of them.
+    column : array
+        The stored numbers, ``(seeds,)`` or ``(seeds, k)``, as :meth:`Stored.column` gives them.
     tolerance : float or None
         An absolute tolerance in place of the four standard deviations.
 
     Returns
     -------
     bool
-        ``True`` if it fits; NaN never does.
+        ``True`` if every number fits; NaN never does.
 
     Raises
     ------
     ValueError
-        If the column has fewer than two seeds and no tolerance is given.
+        If the column has fewer than two seeds and no tolerance is given, or the shapes do not fit.
 
     Examples
     --------
@@ -172,11 +172,11 @@ def agrees(value: float, column: np.ndarray, tolerance: float | None = None) -> 
     >>> results.agrees(1.3, [1.0, 1.1, 1.2]), results.agrees(2.0, [1.0, 1.1, 1.2])
     (True, False)
     """
-    stored = np.asarray(column, dtype=np.float64)
+    stored, recomputed = np.asarray(column, dtype=np.float64), np.asarray(value, dtype=np.float64)
+    if recomputed.shape != stored.shape[1:]:
+        raise ValueError(f"one seed has shape {stored.shape[1:]}, but the value has shape {recomputed.shape}")
     if tolerance is None:
-        if stored.size < 2:
-            raise ValueError(
-                "four standard deviations need at least two stored seeds; state a tolerance instead"
-            )
-        tolerance = 4 * float(stored.std(ddof=1))
-    return bool(abs(value - stored.mean()) <= tolerance)
+        if len(stored) < 2:
+            raise ValueError("four standard deviations need at least two stored seeds; state a tolerance")
+        tolerance = 4 * stored.std(axis=0, ddof=1)
+    return bool(np.all(np.abs(recomputed - stored.mean(axis=0)) <= tolerance))
