@@ -28,6 +28,7 @@ __all__ = [
     "LINES",
     "accuracy_against_rho",
     "balls",
+    "circle",
     "curves",
     "dots",
     "means",
@@ -450,6 +451,33 @@ def plane(
         ax.annotate(name, (x, y), xytext=(6, 6), textcoords="offset points", path_effects=halo)
     if trajectories:
         ax.legend()
+    return ax
+
+
+def circle(ax: Axes, center: Sequence[float], radius: float, text: str) -> Axes:
+    """Add a labelled circle to a plane, such as SAM's ball.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+        Where to draw.
+    center : sequence of float
+        Its centre ``(x, y)``.
+    radius : float
+        Its radius, in the units of both axes, which are given equal scales.
+    text : str
+        What it means, written below it.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax.add_patch(plt.Circle(center, radius, fill=False, edgecolor="#333333", linestyle=(0, (4, 2))))
+    below = (center[0], center[1] - radius)
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    ax.annotate(text, below, (0, -14), textcoords="offset points", ha="center", path_effects=halo)
+    ax.set_aspect("equal")
     return ax
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "along_the_way",
     "captured",
     "catchment",
+    "drift",
     "edge",
     "highest_in_ball",
     "m_sharpness",
@@ -192,6 +193,51 @@ def captured(
                 point = point + perturb.perturbation([point], [slope], rho / k)[0]
             row[f"k = {k}"].append((float(net.loss(point)) - base) / worst.value)
     return row
+
+
+def drift(start: float, *, learning_rate: float, rho: float, steps: int) -> dict[str, np.ndarray]:
+    r"""SAM at the bottom of the valley of :math:`L = (uv - 1)^2 / 2`, beside the predicted drift.
+
+    SAM jumps from wall to wall, and the mean of the two gradients pushes it along the valley:
+
+    .. math:: \Delta u = -\eta\,\frac{r^2}{2} \langle \nabla \lambda_1, \tau \rangle\, \tau_u, \qquad
+        r = \frac{2\rho}{2 - \eta\lambda_1}, \quad \lambda_1 = u^2 + v^2, \quad \tau \propto (u, -v)
+
+    Parameters
+    ----------
+    start : float
+        The first u; the start is a hair off the floor of the valley, where the gradient is not zero.
+    learning_rate : float
+        :math:`\eta`, below :math:`2 / \lambda_1` at the start.
+    rho : float
+        The radius.
+    steps : int
+        Number of steps.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        ``sam``, the path (steps + 1, 2) of (u, v), and ``predicted``, the predicted u (steps + 1,).
+
+    Notes
+    -----
+    Derived in chapter 4, after Bartlett, Long & Bousquet 2023 (arXiv 2210.01513).
+    """
+
+    def gradient(w: np.ndarray) -> np.ndarray:
+        return (w[0] * w[1] - 1) * w[::-1]
+
+    w, path = np.array([start, 1 / start + 1e-3]), []
+    u, predicted = start, []
+    for _ in range(steps + 1):
+        path.append(w)
+        predicted.append(u)
+        g = gradient(w)
+        w = w - learning_rate * gradient(w + rho * g / np.linalg.norm(g))
+        top = u**2 + u**-2
+        reach = 2 * rho / (2 - learning_rate * top)
+        u = u - learning_rate * reach**2 * u * (u**2 - u**-2) / top
+    return {"sam": np.array(path), "predicted": np.array(predicted)}
 
 
 def m_sharpness(seed: int, *, rhos: Sequence[float], sub_batches: Sequence[int]) -> dict[str, list[float]]:
@@ -404,6 +450,14 @@ STORED = {
         m_sharpness,
         {"rhos": [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6], "sub_batches": [200, 50, 25]},
         seeds=[*range(12), *range(100, 106)],
+    ),
+    "captured": Experiment(
+        captured, {"rhos": [0.01, 0.03, 0.1, 0.3, 1.0], "ascent_steps": [1, 2, 5]}, seeds=range(8)
+    ),
+    "captured_after_sam": Experiment(
+        captured,
+        {"rhos": [0.01, 0.03, 0.1, 0.3, 1.0], "ascent_steps": [1, 2, 5], "train_rho": 0.1},
+        seeds=range(8),
     ),
     "own_edge": Experiment(own_edge, {"learning_rate": 0.1, "rhos": [0.0, 0.02, 0.05, 0.1]}, seeds=range(6)),
 }
