@@ -662,6 +662,68 @@ def worst_case_maps(
     return panels
 
 
+def convergence(errors: Mapping[str, Sequence[float]], rates: Mapping[str, float], *, ylabel: str) -> Axes:
+    """Errors of an iteration on a logarithmic axis, each with the slope that theory predicts for it.
+
+    Parameters
+    ----------
+    errors : mapping of str to sequence of float
+        Label to the errors after 1, 2, ... iterations.
+    rates : mapping of str to float
+        Label to the factor by which theory says the error shrinks in each iteration. Only the slope of the
+        dashed line is predicted; its height is that of the error after two thirds of the iterations.
+    ylabel : str
+        Axis label, with symbol and unit.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(None, "iteration", ylabel, logy=True)
+    for index, (label, values) in enumerate(errors.items()):
+        iterations = np.arange(1, len(values) + 1)
+        anchor = 2 * len(values) // 3
+        color = style(label, index)["color"]
+        ax.plot(iterations, values, color=color, label=label)
+        predicted = values[anchor] * rates[label] ** (iterations - iterations[anchor])
+        ax.plot(iterations, predicted, color=color, linestyle="--", linewidth=1)
+    ax.set_ylim(bottom=min(min(values) for values in errors.values()) / 3)
+    ax.legend()
+    return ax
+
+
+def edge_of_stability(
+    paths: Mapping[str, Mapping[str, np.ndarray]], rates: Mapping[str, float]
+) -> np.ndarray:
+    """Training loss and top eigenvalue over time, with the edge of stability 2/η of each learning rate.
+
+    Parameters
+    ----------
+    paths : mapping of str to mapping
+        Label, such as ``"GD, η = 0.1"``, to arrays ``step``, ``loss`` and ``top_eigenvalue`` (k,).
+    rates : mapping of str to float
+        Label to its learning rate η.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        The panel of the loss above that of the eigenvalue.
+    """
+    _, (top, bottom) = plt.subplots(2, 1, figsize=(6.4, 5.6), sharex=True, height_ratios=(2, 3))
+    _axes(top, "", "training loss", logy=True)
+    _axes(bottom, "time: η × steps", "top eigenvalue λ₁")
+    for (label, path), look in zip(paths.items(), _styles(paths), strict=True):
+        time = rates[label] * path["step"]
+        top.plot(time, path["loss"], label=label, **look)
+        bottom.plot(time, path["top_eigenvalue"], **look)
+    for rate in sorted(set(rates.values())):
+        reference(bottom, 2 / rate, f"2/η, η = {rate:g}")
+    bottom.set_ylim(bottom=0)
+    top.legend(ncols=2)
+    return np.array([top, bottom])
+
+
 def _axes(ax: Axes | None, xlabel: str, ylabel: str, *, logx: bool = False, logy: bool = False) -> Axes:
     if ax is None:
         _, ax = plt.subplots()
