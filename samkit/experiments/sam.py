@@ -238,7 +238,12 @@ def worst_case_map(rho: float, *, directions: int = 64) -> landscapes.Plane:
 
 
 def paths(
-    starts: np.ndarray, rho: float, *, learning_rate: float = 20.0, momentum: float = 0.9, steps: int = 400
+    starts: np.ndarray,
+    rho: float | Sequence[float],
+    *,
+    learning_rate: float = 20.0,
+    momentum: float = 0.9,
+    steps: int = 400,
 ) -> np.ndarray:
     """The paths of SAM on ``two_basins`` from many starts at once; rho = 0 is gradient descent.
 
@@ -246,8 +251,10 @@ def paths(
     ----------
     starts : numpy.ndarray
         Starts (m, s), shape (..., 2).
-    rho, learning_rate, momentum : float
-        SAM's radius, and the settings of its base optimizer SGD.
+    rho : float or sequence of float
+        SAM's radius, or one radius for each step.
+    learning_rate, momentum : float
+        Settings of SAM's base optimizer SGD.
     steps : int
         Number of steps.
 
@@ -264,10 +271,11 @@ def paths(
     """
     theta = torch.tensor(starts, dtype=torch.float64)
     velocity, way = torch.zeros_like(theta), [theta]
-    for _ in range(steps):
+    for radius in np.broadcast_to(rho, steps):
         g = _gradient(theta)
         length = g.norm(dim=-1, keepdim=True)
-        velocity = momentum * velocity + _gradient(theta + rho * g / length.where(length > 0, torch.ones(())))
+        ahead = theta + radius * g / length.where(length > 0, torch.ones(()))
+        velocity = momentum * velocity + _gradient(ahead)
         theta = theta - learning_rate * velocity
         way.append(theta)
     return torch.stack(way).numpy()
@@ -278,13 +286,13 @@ def _gradient(theta: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(landscapes.two_basins(theta, outside="nan").sum(), theta)[0]
 
 
-def shares(rho: float, n: int = 24, **settings) -> dict[str, float]:
+def shares(rho: float | Sequence[float], n: int = 24, **settings) -> dict[str, float]:
     """Where SAM ends on ``two_basins``, as shares of a grid of starts.
 
     Parameters
     ----------
-    rho : float
-        SAM's radius.
+    rho : float or sequence of float
+        SAM's radius, or one radius for each step.
     n : int
         The grid has n x n starts, m from -40 to 40 and s from 4 to 44.
     **settings
@@ -293,13 +301,13 @@ def shares(rho: float, n: int = 24, **settings) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        The shares that end within 3 of the ``"sharp"`` minimum, the ``"flat"`` one and the ``"saddle"``, and
-        ``"elsewhere"``.
+        The shares that end within 3 of the ``"sharp"`` minimum, the ``"flat"`` one and the ``"saddle"``,
+        ``"outside"`` the domain, and ``"elsewhere"``.
 
     Examples
     --------
     >>> from samkit.experiments.sam import shares
-    >>> shares(0.0, n=8)["elsewhere"]
+    >>> shares(0.0, n=8)["saddle"]
     0.0
     """
     starts = np.stack(np.meshgrid(np.linspace(-40, 40, n), np.linspace(4, 44, n)), axis=-1)
@@ -310,6 +318,7 @@ def shares(rho: float, n: int = 24, **settings) -> dict[str, float]:
         "saddle": landscapes.SADDLE,
     }
     near = {name: float((np.linalg.norm(ends - place, axis=-1) < 3).mean()) for name, place in places.items()}
+    near["outside"] = float(np.isnan(ends).any(axis=-1).mean())
     return {**near, "elsewhere": 1 - sum(near.values())}
 
 
