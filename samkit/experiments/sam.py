@@ -261,7 +261,8 @@ def paths(
     Returns
     -------
     numpy.ndarray
-        Every point on the way, shape (steps + 1, ..., 2); NaN from where a path leaves the domain s > 0.
+        Every point on the way, shape (steps + 1, ..., 2). A path stops where its ascent point leaves the
+        domain s > 0.
 
     Examples
     --------
@@ -272,13 +273,16 @@ def paths(
     theta = torch.tensor(starts, dtype=torch.float64)
     velocity, way = torch.zeros_like(theta), [theta]
     for radius in np.broadcast_to(rho, steps):
-        g = _gradient(theta)
-        length = g.norm(dim=-1, keepdim=True)
-        ahead = theta + radius * g / length.where(length > 0, torch.ones(()))
-        velocity = momentum * velocity + _gradient(ahead)
+        velocity = momentum * velocity + _gradient(_ascent_point(theta, radius))
         theta = theta - learning_rate * velocity
         way.append(theta)
     return torch.stack(way).numpy()
+
+
+def _ascent_point(theta: torch.Tensor, rho: float) -> torch.Tensor:
+    g = _gradient(theta)
+    length = g.norm(dim=-1, keepdim=True)
+    return theta + rho * g / length.where(length > 0, torch.ones(()))
 
 
 def _gradient(theta: torch.Tensor) -> torch.Tensor:
@@ -301,8 +305,9 @@ def shares(rho: float | Sequence[float], n: int = 24, **settings) -> dict[str, f
     Returns
     -------
     dict of str to float
-        The shares that end within 3 of the ``"sharp"`` minimum, the ``"flat"`` one and the ``"saddle"``,
-        ``"outside"`` the domain, and ``"elsewhere"``.
+        The shares that end within 3 of the ``"sharp"`` minimum, the ``"flat"`` one and the ``"saddle"``;
+        of the others those stopped with the ascent point ``"outside"`` the domain, and the rest
+        ``"elsewhere"``.
 
     Examples
     --------
@@ -317,9 +322,11 @@ def shares(rho: float | Sequence[float], n: int = 24, **settings) -> dict[str, f
         "flat": landscapes.FLAT_MINIMUM,
         "saddle": landscapes.SADDLE,
     }
-    near = {name: float((np.linalg.norm(ends - place, axis=-1) < 3).mean()) for name, place in places.items()}
-    near["outside"] = float(np.isnan(ends).any(axis=-1).mean())
-    return {**near, "elsewhere": 1 - sum(near.values())}
+    near = {name: np.linalg.norm(ends - place, axis=-1) < 3 for name, place in places.items()}
+    ascent = _ascent_point(torch.from_numpy(ends), float(np.max(rho))).numpy()
+    near["outside"] = (ascent[..., 1] <= 0) & ~np.any(list(near.values()), axis=0)
+    near["elsewhere"] = ~np.any(list(near.values()), axis=0)
+    return {name: float(there.mean()) for name, there in near.items()}
 
 
 STORED = {
