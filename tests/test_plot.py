@@ -184,3 +184,23 @@ def test_a_reference_line_says_what_it_is(axis, along):
 def test_a_reference_line_along_no_axis_is_refused():
     with pytest.raises(ValueError, match="'z'"):
         plot.reference(plt.figure().gca(), 0.0, "nothing", axis="z")
+
+
+def test_panels_stand_side_by_side_under_their_titles():
+    left, right = plot.panels("raw", "normalised")
+    assert (left.get_title(), right.get_title()) == ("raw", "normalised")
+    assert left.figure is right.figure
+    assert len(plot.panels("alone")) == 1
+
+
+def test_means_mark_each_group_at_its_means_with_both_intervals():
+    x, y = np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 60.0])
+    ax = plot.means({"a, 1": (x, y), "b": (y, x), "a, 2": (x + 1, y)}, xlabel="x", ylabel="y")
+    first, other, related = ax.containers
+    assert np.allclose(first.lines[0].get_xydata(), [[2, 30]])
+    across, along = (bars.get_segments()[0] for bars in first.lines[2])
+    for values, ends in ((x, across[:, 0]), (y, along[:, 1])):
+        assert np.allclose(ends, stats.t.interval(0.95, 2, values.mean(), stats.sem(values)))
+    assert [text.get_text() for text in ax.texts] == ["a, 1", "b", "a, 2"]
+    looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in (first, other, related)]
+    assert looks[0] == looks[2] != looks[1]

@@ -80,7 +80,7 @@ def train_to(
     Raises
     ------
     RuntimeError
-        If the target is not reached within ``max_steps`` steps.
+        If the target is not reached within ``max_steps`` steps, or the loss overflows.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def train_to(
         if step % check_every and step < max_steps:
             return False
         loss, _ = evaluate(network, problem.x, problem.y)
-        if loss >= target and step >= max_steps:
+        if not loss < target and (step >= max_steps or not math.isfinite(loss)):
             raise RuntimeError(
                 f"the training loss is {loss:.3g} after {step} steps, not yet below {target}: "
                 "raise max_steps, or lower the learning rate if the loss does not fall"
