@@ -568,9 +568,9 @@ def worst_case(
     .. math:: \max_{\|T^{-1}\delta\| \le \rho} L(\theta + \delta) - L(\theta)
 
     Projected gradient ascent from SAM's point and from random points on the sphere (for l_inf, corners of the
-    cube), with Barzilai and Borwein's step lengths. Only steps that climb are taken, so the value is never
-    below the rise at SAM's point. It is a lower bound of the true maximum; the restarts tell how far to trust
-    it.
+    cube), with Barzilai and Borwein's step lengths, or SAM's step where the loss bends up. Only steps that
+    climb are taken, so the value is never below the rise at SAM's point. It is a lower bound of the true
+    maximum; the restarts tell how far to trust it.
 
     Parameters
     ----------
@@ -661,25 +661,29 @@ def _ascend(surface: Surface, start: np.ndarray, rho: float, norm: str, steps: i
     if not finite:
         u = np.zeros_like(start)
         loss, gradient = surface.loss_and_gradient(u)
-    uphill = _feasible(u, gradient, rho, norm)
-    length = rho / (float(np.linalg.norm(gradient)) or 1.0)
+    length = None
     for _ in range(steps):
-        trial = _project(u + length * uphill, rho, norm)
-        if np.array_equal(trial, u):
+        uphill = _feasible(u, gradient, rho, norm)
+        if not uphill.any():
             break
-        trial_loss, gradient = surface.loss_and_gradient(trial)
-        if not _all_finite(trial_loss, gradient):
-            finite = False
-            length /= 4
-        elif trial_loss <= loss:
-            length /= 4
+        if length is None:
+            trial = rho * _steepest(gradient, norm)
         else:
-            trial_uphill = _feasible(trial, gradient, rho, norm)
-            step = trial - u
-            curvature = float(step @ (uphill - trial_uphill))
-            # Barzilai and Borwein's length where the loss bends down along the ball, a longer step elsewhere.
-            length = float(step @ step) / curvature if curvature > 0 else 4 * length
-            u, loss, uphill = trial, trial_loss, trial_uphill
+            trial = _project(u + length * uphill, rho, norm)
+        step = trial - u
+        if np.linalg.norm(step) <= 1e-8 * np.linalg.norm(u):
+            break
+        trial_loss, trial_gradient = surface.loss_and_gradient(trial)
+        usable = _all_finite(trial_loss, trial_gradient)
+        finite = finite and usable
+        if usable and trial_loss > loss:
+            # Barzilai and Borwein's length where the loss bends down along the ball. Elsewhere SAM's step:
+            # on a convex stretch it always climbs, and on the cube it goes all the way to a corner.
+            curvature = float(step @ (uphill - _feasible(trial, trial_gradient, rho, norm)))
+            length = float(step @ step) / curvature if curvature > 0 else None
+            u, loss, gradient = trial, trial_loss, trial_gradient
+        else:
+            length = rho / float(np.linalg.norm(gradient)) if length is None else length / 4
     return _Ascent(u, loss, first, finite)
 
 

@@ -186,8 +186,10 @@ class TestTopEigenvalues:
         assert result.converged
 
     def test_next_to_zero_converge_relative_to_the_rest_of_the_spectrum(self):
-        result = sharpness.top_eigenvalues(*quadratic([-3.0, -2.0, 0.0]), k=1)
+        theta, slopes = leaf([1.0, 2.0, 3.0]), torch.tensor([[3.0, 1.0, -2.0], [1.0, 7.0, 4.0]])
+        result = sharpness.top_eigenvalues(lambda: -((slopes.double() @ theta) ** 2).sum(), [theta])
         assert result.value[0] == pytest.approx(0, abs=1e-12)
+        assert result.error[0] > 0
         assert result.converged
 
     def test_may_be_as_many_as_there_are_weights_and_no_more(self):
@@ -431,6 +433,36 @@ class TestWorstCase:
         assert result.value == 0
         assert not flat(result.perturbation).any()
 
+    def test_on_a_plateau_is_zero(self):
+        theta = leaf([0.0, 0.0])
+        result = sharpness.worst_case(lambda: (theta - 5).relu().sum(), [theta], 1.0)
+        assert (result.value, result.error, result.converged) == (0, 0, True)
+
+    def test_takes_no_step_that_falls(self):
+        """From SAM's point at 1, where the loss is 0.4, the next step would lead back to 0."""
+        result = sharpness.worst_case(*quadratic([-1.2], [1.0]), 1.0, steps=1)
+        assert result.value == result.one_step == pytest.approx(0.4)
+
+    @pytest.mark.parametrize(
+        ("curvature", "steps"), [(1 / np.arange(1, 51), 11), (np.linspace(-1, 1, 50), 30)]
+    )
+    def test_closes_in_on_the_maximum_faster_than_repeated_sam_steps(self, curvature, steps):
+        """Those alone are a power method, and still at 1e-7 and 1e-6 by then."""
+        slope = np.random.default_rng(0).standard_normal(50)
+        rho = 3 * np.linalg.norm(slope)
+        best = highest_on_a_ball(curvature, slope, rho)
+        result = sharpness.worst_case(*quadratic(curvature, slope), rho, steps=steps)
+        assert result.value == pytest.approx(best, rel=1e-8)
+
+    def test_over_a_cube_lets_the_restarts_differ_where_there_are_many_tops(self):
+        """A sum of cosines has a top at both ends of every edge, of different heights."""
+        theta, phase = leaf(torch.zeros(40)), torch.linspace(0, 3, 40, dtype=torch.float64)
+        result = sharpness.worst_case(
+            lambda: (theta + phase).cos().sum() * (theta - phase).sin().sum(), [theta], 3.0, "linf"
+        )
+        assert np.ptp(result.restarts) > 0.01 * result.value
+        assert not result.converged
+
     def test_with_radius_zero_is_zero(self):
         loss, params, _ = network()
         result = sharpness.worst_case(loss, params, 0)
@@ -456,6 +488,18 @@ class TestWorstCase:
         assert result.value >= math.log(3) ** 2 - 1e-9
         assert result.error == math.inf
         assert not result.converged
+
+    def test_says_so_too_when_the_gap_is_met_on_the_way(self):
+        theta = leaf([0.0])
+
+        def gap():  # 0.2 at SAM's point 1; the first steps back from it lead to 0 and to 0.75
+            value = (theta - 0.8 * theta**2).sum()
+            return value * math.nan if 0.7 < theta.item() < 0.8 else value
+
+        result = sharpness.worst_case(gap, [theta], 1.0)
+        assert result.one_step == pytest.approx(0.2)
+        assert result.value == pytest.approx(0.3125, rel=0.05)
+        assert result.error == math.inf
 
     def test_refuses_a_point_without_a_slope(self):
         theta = leaf([0.0])
@@ -691,7 +735,7 @@ class TestEverythingIsLeftAsFound:
     def test_and_a_compiled_model_is_measured_like_the_plain_one(self):
         _, params, model = network(nn.BatchNorm1d(8), nn.Tanh())
         inputs, targets = batch(torch.float64)
-        compiled = torch.compile(model, backend="eager")
+        compiled = torch.compile(model, backend="aot_eager")
         statistics = [b.clone() for b in model.buffers()]
         for measure in (MEASURES["top_eigenvalues"], MEASURES["average"]):
             plain, fast = (
