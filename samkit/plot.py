@@ -196,6 +196,8 @@ def curves(
         The axes.
     """
     ax = _axes(ax, xlabel, ylabel, logx=logx, logy=logy)
+    if not logx and np.equal(np.mod(x, 1), 0).all():
+        ax.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))  # ranks and epochs have no halves
     for (label, values), look in zip(groups.items(), _styles(groups), strict=True):
         values = np.atleast_2d(np.asarray(values, dtype=float))
         ax.plot(x, values.mean(axis=0), label=label, **look)
@@ -516,7 +518,7 @@ def spectra(densities: Mapping[str, SpectralDensity], *, floor: float = 1e-6, ax
     return ax
 
 
-def reference(ax: Axes, value: float, text: str, *, axis: str = "y") -> Axes:
+def reference(ax: Axes, value: float, text: str, *, axis: str = "y", side: str = "right") -> Axes:
     """Add a labelled reference line, such as 2/η.
 
     Parameters
@@ -529,6 +531,8 @@ def reference(ax: Axes, value: float, text: str, *, axis: str = "y") -> Axes:
         What it means, written beside it.
     axis : str
         ``"y"`` for a horizontal line, ``"x"`` for a vertical one.
+    side : str
+        The end of a horizontal line at which the text stands, ``"left"`` or ``"right"``.
 
     Returns
     -------
@@ -544,11 +548,11 @@ def reference(ax: Axes, value: float, text: str, *, axis: str = "y") -> Axes:
         ax.axhline(value, color="#555555", linewidth=1, linestyle=(0, (4, 2)))
         ax.annotate(
             text,
-            (1, value),
+            (0 if side == "left" else 1, value),
             xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
+            xytext=(4 if side == "left" else -4, 3),
             textcoords="offset points",
-            ha="right",
+            ha=side,
             color="#333333",
             fontsize=10,
         )
@@ -693,17 +697,14 @@ def convergence(errors: Mapping[str, Sequence[float]], rates: Mapping[str, float
     return ax
 
 
-def edge_of_stability(
-    paths: Mapping[str, Mapping[str, np.ndarray]], rates: Mapping[str, float]
-) -> np.ndarray:
+def edge_of_stability(paths: Mapping[str, Mapping[str, np.ndarray]]) -> np.ndarray:
     """Training loss and top eigenvalue over time, with the edge of stability 2/η of each learning rate.
 
     Parameters
     ----------
     paths : mapping of str to mapping
-        Label, such as ``"GD, η = 0.1"``, to arrays ``step``, ``loss`` and ``top_eigenvalue`` (k,).
-    rates : mapping of str to float
-        Label to its learning rate η.
+        Label, such as ``"GD, η = 0.1"``, to arrays ``time``, ``loss`` and ``top_eigenvalue`` (k,) and to
+        ``edge``, the number 2/η.
 
     Returns
     -------
@@ -711,14 +712,13 @@ def edge_of_stability(
         The panel of the loss above that of the eigenvalue.
     """
     _, (top, bottom) = plt.subplots(2, 1, figsize=(6.4, 5.6), sharex=True, height_ratios=(2, 3))
-    _axes(top, "", "training loss", logy=True)
+    _axes(top, "", "training loss")
     _axes(bottom, "time: η × steps", "top eigenvalue λ₁")
     for (label, path), look in zip(paths.items(), _styles(paths), strict=True):
-        time = rates[label] * path["step"]
-        top.plot(time, path["loss"], label=label, **look)
-        bottom.plot(time, path["top_eigenvalue"], **look)
-    for rate in sorted(set(rates.values())):
-        reference(bottom, 2 / rate, f"2/η, η = {rate:g}")
+        top.plot(path["time"], path["loss"], label=label, **look)
+        bottom.plot(path["time"], path["top_eigenvalue"], **look)
+    for edge in {float(path["edge"]) for path in paths.values()}:
+        reference(bottom, edge, f"2/η for η = {2 / edge:g}", side="left")
     bottom.set_ylim(bottom=0)
     top.legend(ncols=2)
     return np.array([top, bottom])

@@ -204,3 +204,24 @@ def test_means_mark_each_group_at_its_means_with_both_intervals():
     assert [text.get_text() for text in ax.texts] == ["a, 1", "b", "a, 2"]
     looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in (first, other, related)]
     assert looks[0] == looks[2] != looks[1]
+
+
+def test_whole_numbers_on_the_horizontal_axis_get_whole_ticks():
+    ax = plot.curves(range(1, 6), {"SAM": np.arange(5.0)}, xlabel="rank", ylabel="y")
+    assert all(float(tick).is_integer() for tick in ax.get_xticks())
+
+
+def test_the_predicted_slope_of_a_convergence_is_the_rate():
+    ax = plot.convergence({"a": [1.0, 0.2, 0.04, 0.008]}, {"a": 0.5}, ylabel="error")
+    measured, predicted = (line.get_ydata() for line in ax.lines)
+    np.testing.assert_allclose(measured, [1.0, 0.2, 0.04, 0.008])
+    np.testing.assert_allclose(predicted[1:] / predicted[:-1], 0.5)
+    assert predicted[2] == measured[2]
+
+
+def test_each_edge_of_stability_is_drawn_once_and_named():
+    path = {"time": np.arange(3.0), "loss": np.ones(3), "top_eigenvalue": np.full(3, 19.0)}
+    labels = {"GD, η = 0.1": 20.0, "SAM, η = 0.1": 20.0, "GD, η = 0.2": 10.0}
+    top, bottom = plot.edge_of_stability({k: path | {"edge": np.array(v)} for k, v in labels.items()})
+    assert sorted(text.get_text() for text in bottom.texts) == ["2/η for η = 0.1", "2/η for η = 0.2"]
+    assert [text.get_text() for text in top.get_legend().get_texts()] == list(labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import samkit
 from samkit import data, models, sharpness
+from samkit.claims import Estimate
 from samkit.experiments import Experiment
 from samkit.perturb import global_norm
 from samkit.training import Config, Result, dataset, loss_function, run
@@ -25,8 +26,10 @@ __all__ = [
     "TINY_RELU",
     "FlatNetwork",
     "ball",
+    "edge_config",
     "edge_of_stability",
     "gradient_descent",
+    "hull",
     "outliers",
     "rescaling",
     "settled",
@@ -131,7 +134,7 @@ def outliers(seed: int, classes: int, *, k: int = 20) -> dict[str, Any]:
     Parameters
     ----------
     seed : int
-        Seed of the split, the weights and the batches.
+        Seed of the choice of images, the weights and the batches.
     classes : int
         Number of digits, 2 to 10: 0, 1, ... One hundred images of each.
     k : int
@@ -148,15 +151,16 @@ def outliers(seed: int, classes: int, *, k: int = 20) -> dict[str, Any]:
     -----
     Source: Sagun et al. 2018 (arXiv 1706.04454). Chapter 2.
     """
-    images = data.load("mnist_images", seed=seed)
-    kept = torch.cat([(images.y == digit).nonzero()[:100, 0] for digit in range(classes)])
+    images = data.load("mnist_images")
+    order = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(images.y), generator=order)
+    kept = torch.cat([shuffled[images.y[shuffled] == digit][:100] for digit in range(classes)])
     device = samkit.device()
     x, y = images.x[kept].to(device), images.y[kept].to(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = models.build("mlp", x.shape[1:], classes, width=20, depth=1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-    order = torch.Generator().manual_seed(seed)
     for _ in range(20):
         for batch in torch.randperm(len(y), generator=order).to(device).split(50):
             optimizer.zero_grad()
@@ -177,26 +181,26 @@ def outliers(seed: int, classes: int, *, k: int = 20) -> dict[str, Any]:
 def ball(
     seed: int, *, rhos: Sequence[float], sigmas: Sequence[float], activation: str = "tanh"
 ) -> dict[str, list[float]]:
-    r"""The worst case and the average over balls, and what gradient and Hessian predict for them.
+    r"""What gradient and Hessian predict for the loss in a ball, relative to what is measured there.
 
     Parameters
     ----------
     seed : int
         Seed of the network and of the data.
     rhos : sequence of float
-        Radii of the l_2 balls.
+        Radii :math:`\rho` of l_2 balls.
     sigmas : sequence of float
-        Standard deviations of the noise.
+        Standard deviations :math:`\sigma` of the noise.
     activation : str
         Of the network, as in :func:`samkit.models.mlp`.
 
     Returns
     -------
     dict of str to list of float
-        For each radius ``worst_case``, its ``worst_case_error``, ``one_step`` at SAM's point, the predictions
-        ``first_order`` :math:`\rho \|g\|`, ``second_order`` (the worst case of the quadratic model) and
-        ``bound`` :math:`\rho \|g\| + \rho^2 \lambda_1 / 2`; for each sigma ``average``, its
-        ``average_error``, and ``half_trace``, the prediction :math:`\sigma^2 \operatorname{tr}(H) / 2`.
+        Prediction over measurement. For each radius, over the worst rise found in the ball: ``slope``,
+        :math:`\rho \|g\|`; ``quadratic``, the worst case of the quadratic model; ``bound``,
+        :math:`\rho \|g\| + \rho^2 \lambda_1 / 2`. For each sigma, over the mean rise: ``half_trace``,
+        :math:`\sigma^2 \operatorname{tr}(H) / 2`.
 
     Notes
     -----
@@ -208,20 +212,17 @@ def ball(
     H = torch.func.hessian(net.loss)(net.theta).detach()
     delta = torch.zeros_like(g, requires_grad=True)
     slope, top = float(g.norm()), float(torch.linalg.eigvalsh(H)[-1])
-    worst = [sharpness.worst_case(lambda: net.loss(net.theta), [net.theta], rho) for rho in rhos]
-    model = [sharpness.worst_case(lambda: g @ delta + delta @ H @ delta / 2, [delta], rho) for rho in rhos]
-    noisy = [sharpness.average(lambda: net.loss(net.theta), [net.theta], sigma) for sigma in sigmas]
-    return {
-        "worst_case": [w.value for w in worst],
-        "worst_case_error": [w.error for w in worst],
-        "one_step": [w.one_step for w in worst],
-        "first_order": [rho * slope for rho in rhos],
-        "second_order": [m.value for m in model],
-        "bound": [rho * slope + rho**2 * top / 2 for rho in rhos],
-        "average": [a.value for a in noisy],
-        "average_error": [a.error for a in noisy],
-        "half_trace": [sigma**2 * float(H.trace()) / 2 for sigma in sigmas],
-    }
+    row: dict[str, list[float]] = {"slope": [], "quadratic": [], "bound": [], "half_trace": []}
+    for rho in rhos:
+        worst = sharpness.worst_case(lambda: net.loss(net.theta), [net.theta], rho).value
+        model = sharpness.worst_case(lambda: g @ delta + delta @ H @ delta / 2, [delta], rho).value
+        row["slope"].append(rho * slope / worst)
+        row["quadratic"].append(model / worst)
+        row["bound"].append((rho * slope + rho**2 * top / 2) / worst)
+    for sigma in sigmas:
+        mean = sharpness.average(lambda: net.loss(net.theta), [net.theta], sigma).value
+        row["half_trace"].append(sigma**2 * float(H.trace()) / 2 / mean)
+    return row
 
 
 def rescaling(seed: int, *, scales: Sequence[float], rho: float = 0.05) -> dict[str, list[float]]:
@@ -280,8 +281,56 @@ def _measures(net: FlatNetwork, theta: Tensor, rho: float, adaptive: bool) -> di
     }
 
 
+def edge_config(
+    learning_rate: float,
+    seed: int,
+    *,
+    optimizer: str = "sgd",
+    activation: str = "tanh",
+    time: float = 200.0,
+    rho: float = 0.05,
+) -> Config:
+    r"""A run at a given step and for a given time, on data of its own.
+
+    Parameters
+    ----------
+    learning_rate : float
+        The step :math:`\eta`.
+    seed : int
+        Seed of the data.
+    optimizer : str
+        ``"sgd"``, which is gradient descent here, or ``"sam"``.
+    activation : str
+        Of the network, as in :func:`samkit.models.mlp`.
+    time : float
+        :math:`\eta` times the number of steps.
+    rho : float
+        SAM's radius.
+
+    Returns
+    -------
+    samkit.training.Config
+        The settings.
+
+    Examples
+    --------
+    >>> from samkit.experiments.measuring import edge_config
+    >>> edge_config(0.1, seed=0).epochs
+    2000
+    """
+    return replace(
+        EDGE,
+        model_options=EDGE.model_options | {"activation": activation},
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        rho=rho,
+        data_seed=seed,
+        epochs=round(time / learning_rate),
+    )
+
+
 def gradient_descent(config: Config, seed: int, *, every: int = 25) -> dict[str, np.ndarray]:
-    """Train with a full batch and watch the top eigenvalue of the training loss's Hessian.
+    r"""Train with a full batch and watch the top eigenvalue of the training loss's Hessian.
 
     Parameters
     ----------
@@ -290,13 +339,14 @@ def gradient_descent(config: Config, seed: int, *, every: int = 25) -> dict[str,
     seed : int
         Seed of the run.
     every : int
-        Steps between two measurements; an odd number, because at the edge of stability the weights jump
-        from side to side with period 2.
+        Steps between two measurements. An odd number, because at the edge of stability the weights jump from
+        side to side with period 2.
 
     Returns
     -------
     dict of str to numpy.ndarray
-        ``step``, ``loss``, ``top_eigenvalue`` and ``gradient_norm``, one entry for each measurement.
+        ``step``, ``time`` (:math:`\eta` times steps), ``loss``, ``top_eigenvalue`` and ``gradient_norm``, one
+        entry for each measurement; ``edge``, the number :math:`2 / \eta`.
     """
     problem = dataset(config).to(samkit.device())
     criterion = loss_function(config)
@@ -314,18 +364,18 @@ def gradient_descent(config: Config, seed: int, *, every: int = 25) -> dict[str,
             rows.append((step, float(value.detach()), top.value[0], float(slope)))
 
     run(replace(config, evaluate_every=config.epochs), seed, callback=watch, progress=False)
-    return dict(zip(("step", "loss", "top_eigenvalue", "gradient_norm"), np.array(rows).T, strict=True))
+    path = dict(zip(("step", "loss", "top_eigenvalue", "gradient_norm"), np.array(rows).T, strict=True))
+    eta = config.learning_rate
+    return path | {"time": eta * path["step"], "edge": np.array(2 / eta)}
 
 
-def settled(path: dict[str, np.ndarray], learning_rate: float) -> float:
-    r"""The top eigenvalue over the last fifth of a run, in units of :math:`2/\eta`.
+def settled(path: Mapping[str, np.ndarray]) -> float:
+    r"""The mean of the top eigenvalue over the last fifth of a run, in units of :math:`2/\eta`.
 
     Parameters
     ----------
-    path : dict
+    path : mapping
         From :func:`~samkit.experiments.measuring.gradient_descent`.
-    learning_rate : float
-        The step :math:`\eta`.
 
     Returns
     -------
@@ -336,11 +386,11 @@ def settled(path: dict[str, np.ndarray], learning_rate: float) -> float:
     --------
     >>> import numpy as np
     >>> from samkit.experiments.measuring import settled
-    >>> settled({"step": np.arange(11), "top_eigenvalue": np.full(11, 30.0)}, learning_rate=0.1)
+    >>> settled({"time": np.arange(11), "top_eigenvalue": np.full(11, 30.0), "edge": np.array(20.0)})
     1.5
     """
-    last = path["step"] >= 0.8 * path["step"][-1]
-    return float(path["top_eigenvalue"][last].mean()) * learning_rate / 2
+    last = path["time"] >= 0.8 * path["time"][-1]
+    return float(path["top_eigenvalue"][last].mean() / path["edge"])
 
 
 def edge_of_stability(
@@ -350,7 +400,7 @@ def edge_of_stability(
     activation: str = "tanh",
     time: float = 200.0,
     rho: float = 0.05,
-) -> dict[str, Any]:
+) -> dict[str, list[float]]:
     r"""Where the top eigenvalue :math:`\lambda_1` settles under gradient descent and under SAM.
 
     Parameters
@@ -359,16 +409,12 @@ def edge_of_stability(
         Seed of the start and of the data.
     learning_rates : sequence of float
         The steps :math:`\eta`.
-    activation : str
-        Of the network, as in :func:`samkit.models.mlp`.
-    time : float
-        :math:`\eta` times the number of steps, the same for every :math:`\eta`.
-    rho : float
-        SAM's radius.
+    activation, time, rho
+        As in :func:`~samkit.experiments.measuring.edge_config`.
 
     Returns
     -------
-    dict
+    dict of str to list of float
         For each step :math:`\eta`, in units of :math:`2/\eta`: ``start``, the top eigenvalue of the fresh
         network; ``gd`` and ``sam``, its mean over the last fifth of training. And ``gd_loss`` and
         ``sam_loss``, the training loss at the end.
@@ -377,22 +423,39 @@ def edge_of_stability(
     -----
     Source: Cohen et al. 2021 (arXiv 2103.00065), section 3. Chapter 2.
     """
-    row: dict[str, Any] = {"start": [], "gd": [], "sam": [], "gd_loss": [], "sam_loss": []}
+    row: dict[str, list[float]] = {"start": [], "gd": [], "sam": [], "gd_loss": [], "sam_loss": []}
     for eta in learning_rates:
-        config = replace(
-            EDGE,
-            model_options=EDGE.model_options | {"activation": activation},
-            learning_rate=eta,
-            rho=rho,
-            data_seed=seed,
-            epochs=round(time / eta),
-        )
         for method, optimizer in (("gd", "sgd"), ("sam", "sam")):
-            path = gradient_descent(replace(config, optimizer=optimizer), seed)
-            row[method].append(settled(path, eta))
+            config = edge_config(eta, seed, optimizer=optimizer, activation=activation, time=time, rho=rho)
+            path = gradient_descent(config, seed)
+            row[method].append(settled(path))
             row[f"{method}_loss"].append(path["loss"][-1])
-        row["start"].append(path["top_eigenvalue"][0] * eta / 2)
+        row["start"].append(path["top_eigenvalue"][0] / path["edge"])
     return row
+
+
+def hull(estimates: Sequence[Estimate]) -> tuple[float, float, float]:
+    """Several estimates as one that is as wide as all of them together.
+
+    Parameters
+    ----------
+    estimates : sequence of samkit.claims.Estimate
+        The estimates.
+
+    Returns
+    -------
+    tuple of float
+        The mean of the values, the lowest end and the highest end.
+
+    Examples
+    --------
+    >>> from samkit.claims import Estimate
+    >>> from samkit.experiments.measuring import hull
+    >>> hull([Estimate(1.0, 0.5, 1.5), Estimate(2.0, 1.0, 4.0)])
+    (1.5, 0.5, 4.0)
+    """
+    value = sum(e.value for e in estimates) / len(estimates)
+    return value, min(e.low for e in estimates), max(e.high for e in estimates)
 
 
 STORED = {
