@@ -13,7 +13,7 @@ from torch import Tensor
 
 from samkit import landscapes, perturb, results, sharpness, training
 from samkit.experiments import Experiment
-from samkit.experiments.measuring import EDGE, FlatNetwork, gradient_descent
+from samkit.experiments.measuring import FlatNetwork, edge_config, gradient_descent, settled
 from samkit.experiments.sam import paths
 from samkit.training import Config
 
@@ -22,15 +22,17 @@ __all__ = [
     "SMALL",
     "STORED",
     "along_the_way",
+    "at_tuned_radius",
     "captured",
     "catchment",
+    "downhill",
     "drift",
     "edge",
+    "gradient_norms",
     "highest_in_ball",
     "m_sharpness",
     "on_a_quadratic",
     "own_edge",
-    "tuned",
 ]
 
 SMALL = Config(
@@ -41,6 +43,9 @@ SMALL = Config(
     evaluate_every=30,
 )
 """A smooth network of 1,450 weights and 500 examples, on which a worst case takes a second."""
+
+TUNING_SEEDS = 100
+"""Seeds from here on choose the radii of ``m_sharpness``; those below compare."""
 
 M_SHARPNESS = Config(
     optimizer="sam", batch_size=200, learning_rate=0.2, label_noise=0.3, validation=0.2, evaluate_every=40
@@ -178,7 +183,7 @@ def captured(
         return net.loss(net.theta)
 
     base = float(loss().detach())
-    g = torch.func.grad(net.loss)(net.theta)
+    g = torch.func.grad(net.loss)(net.theta).detach()
     row: dict[str, list[float]] = {"worst": [], "error": [], "first_order": []}
     row |= {f"k = {k}": [] for k in ascent_steps}
     for rho in rhos:
@@ -240,6 +245,52 @@ def drift(start: float, *, learning_rate: float, rho: float, steps: int) -> dict
     return {"sam": np.array(path), "predicted": np.array(predicted)}
 
 
+def gradient_norms(seed: int, *, sub_batches: Sequence[int], draws: int = 400) -> dict[str, np.ndarray]:
+    r"""How long the gradient of m examples is on a trained network, measured and predicted.
+
+    .. math:: \mathbb E \|g_B\|^2 = \|g\|^2 + \frac1m\,\frac{n - m}{n - 1}\,\operatorname{tr} \Sigma
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the network, its data and the draws.
+    sub_batches : sequence of int
+        Values of m, at most the 500 training examples.
+    draws : int
+        Sub-batches drawn for each m, without replacement.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        ``measured`` and ``predicted`` root mean square norms, one entry for each m.
+
+    Notes
+    -----
+    Derived in chapter 4.
+    """
+    config = replace(SMALL, data_seed=seed)
+    net = training.run(config, seed, progress=False).model.to("cpu", torch.float64)
+    problem = training.dataset(config)
+    criterion = training.loss_function(config)
+    weights = {name: p.detach() for name, p in net.named_parameters()}
+
+    def example_loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return criterion(torch.func.functional_call(net, weights, x[None]), y[None])
+
+    gradients = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, 0, 0))
+    columns = gradients(weights, problem.x.double(), problem.y).values()
+    G = torch.cat([column.flatten(1) for column in columns], dim=1)
+    n, mean = len(G), G.mean(dim=0)
+    spread = (G - mean).square().sum(dim=1).mean()
+    draw = torch.Generator().manual_seed(seed)
+    measured, predicted = [], []
+    for m in sub_batches:
+        batches = torch.stack([G[torch.randperm(n, generator=draw)[:m]].mean(dim=0) for _ in range(draws)])
+        measured.append(float(batches.square().sum(dim=1).mean().sqrt()))
+        predicted.append(float((mean.square().sum() + spread / m * (n - m) / (n - 1)).sqrt()))
+    return {"measured": np.array(measured), "predicted": np.array(predicted)}
+
+
 def m_sharpness(seed: int, *, rhos: Sequence[float], sub_batches: Sequence[int]) -> dict[str, list[float]]:
     """SAM with a perturbation for each sub-batch of m examples; the batch itself is the same for every m.
 
@@ -283,50 +334,68 @@ def _trace(result: training.Result) -> float:
     ).value
 
 
-def tuned(stored: results.Stored, tuning_seeds: Sequence[int]) -> dict[int, int]:
-    """Where each m has its best radius, judged by validation accuracy on the tuning seeds.
+def at_tuned_radius(stored: results.Stored) -> dict[str, tuple[float, np.ndarray]]:
+    """Test accuracy of each m at its own radius, chosen by validation accuracy on other seeds.
 
     Parameters
     ----------
     stored : samkit.results.Stored
-        Of :func:`~samkit.experiments.surrogate.m_sharpness`.
-    tuning_seeds : sequence of int
-        The seeds to tune on, not to be used again.
+        Of :func:`~samkit.experiments.surrogate.m_sharpness`; seeds from 100 on choose the radii.
 
     Returns
     -------
-    dict of int to int
-        m to the position of its radius in the grid.
+    dict of str to tuple
+        For each ``"m = ..."`` the radius, and the test accuracy in percent of the other seeds (n,).
 
     Raises
     ------
     ValueError
         If a best radius lies at an end of the grid, which then has to be extended.
     """
-    rows = [row for row in stored.rows if row["seed"] in tuning_seeds]
-    best = {}
+    rhos, choosing = stored.config["rhos"], np.array(stored.seeds) >= TUNING_SEEDS
+    found = {}
     for m in stored.config["sub_batches"]:
-        mean = np.mean([row[f"m = {m} validation"] for row in rows], axis=0)
-        best[m] = int(mean.argmax())
-        if best[m] in (0, len(mean) - 1):
-            raise ValueError(f"the best radius of m = {m} lies at an end of the grid {stored.config['rhos']}")
-    return best
+        best = int(stored.column(f"m = {m} validation")[choosing].mean(axis=0).argmax())
+        if best in (0, len(rhos) - 1):
+            raise ValueError(f"the best radius of m = {m}, {rhos[best]}, lies at an end of the grid {rhos}")
+        found[f"m = {m}"] = (rhos[best], stored.column(f"m = {m} test")[~choosing, best])
+    return found
+
+
+def downhill(distances: Sequence[float] | float) -> np.ndarray:
+    """Points on the line through the saddle of ``two_basins`` along which the loss falls fastest.
+
+    Parameters
+    ----------
+    distances : sequence of float
+        Distances from the saddle, positive towards the flat minimum, shape (...).
+
+    Returns
+    -------
+    numpy.ndarray
+        The points (m, s), shape (..., 2).
+    """
+    saddle = torch.tensor(landscapes.SADDLE, dtype=torch.float64)
+    H = torch.autograd.functional.hessian(landscapes.two_basins, saddle)
+    unstable = torch.linalg.eigh(H).eigenvectors[:, 0].numpy()
+    unstable = unstable * np.sign(unstable[0])
+    return saddle.numpy() + np.asarray(distances, dtype=float)[..., None] * unstable
 
 
 def catchment(
     rho: float, distances: Sequence[float], *, learning_rate: float = 5.0, steps: int = 4000
 ) -> np.ndarray:
-    """Which starts on the unstable line through the saddle of ``two_basins`` SAM pulls into the saddle.
+    """Which starts on the downhill line through the saddle of ``two_basins`` SAM pulls into the saddle.
 
-    Small steps without momentum stand for the flow. The last steps jump about the saddle, within a
-    distance that shrinks with the learning rate.
+    Small steps without momentum stand for the flow. The last steps jump about the saddle, within a distance
+    that shrinks with the learning rate.
 
     Parameters
     ----------
     rho : float
         SAM's radius.
     distances : sequence of float
-        Distances from the saddle, tried on both sides (k,).
+        Distances from the saddle, positive towards the flat minimum (k,).
     learning_rate : float
         The step.
     steps : int
@@ -335,15 +404,10 @@ def catchment(
     Returns
     -------
     numpy.ndarray of bool
-        Whether SAM ends within 1 of the saddle; shape (2, k), a row for each side.
+        Whether SAM ends within 1 of the saddle (k,).
     """
-    saddle = torch.tensor(landscapes.SADDLE, dtype=torch.float64)
-    H = torch.func.hessian(landscapes.two_basins)(saddle)
-    unstable = torch.linalg.eigh(H).eigenvectors[:, 0].numpy()
-    sides = np.stack([unstable, -unstable])
-    starts = saddle.numpy() + sides[:, None, :] * np.asarray(distances, dtype=float)[None, :, None]
-    ends = paths(starts, rho, learning_rate=learning_rate, momentum=0.0, steps=steps)[-1]
-    return np.linalg.norm(ends - saddle.numpy(), axis=-1) < 1
+    ends = paths(downhill(distances), rho, learning_rate=learning_rate, momentum=0.0, steps=steps)[-1]
+    return np.linalg.norm(ends - landscapes.SADDLE, axis=-1) < 1
 
 
 def edge(gradient_norm: float | np.ndarray, learning_rate: float, rho: float) -> float | np.ndarray:
@@ -369,7 +433,7 @@ def edge(gradient_norm: float | np.ndarray, learning_rate: float, rho: float) ->
     Examples
     --------
     >>> from samkit.experiments.surrogate import edge
-    >>> edge(1.0, learning_rate=0.1, rho=0.0), edge(1.0, learning_rate=0.1, rho=0.1)
+    >>> edge(1.0, learning_rate=0.1, rho=0.0), float(edge(1.0, learning_rate=0.1, rho=0.1))
     (20.0, 10.0)
 
     Notes
@@ -385,7 +449,7 @@ def edge(gradient_norm: float | np.ndarray, learning_rate: float, rho: float) ->
 def along_the_way(
     seed: int, *, learning_rate: float, rho: float, time: float = 200.0
 ) -> dict[str, np.ndarray]:
-    r"""The top eigenvalue under full-batch SAM, step by step, beside SAM's own edge of stability.
+    r"""The top eigenvalue under full-batch SAM beside SAM's own edge of stability.
 
     Parameters
     ----------
@@ -401,17 +465,11 @@ def along_the_way(
     Returns
     -------
     dict
-        ``step``, ``loss``, ``top_eigenvalue``, ``gradient_norm`` and ``edge``, one entry a measurement.
+        As :func:`~samkit.experiments.measuring.gradient_descent`, and ``own_edge``, one entry a measurement.
     """
-    config = replace(
-        EDGE,
-        learning_rate=learning_rate,
-        data_seed=seed,
-        epochs=round(time / learning_rate),
-        **({"optimizer": "sam", "rho": rho} if rho else {}),
-    )
+    config = edge_config(learning_rate, seed, optimizer="sam", time=time, rho=rho)
     path = gradient_descent(config, seed)
-    return path | {"edge": edge(path["gradient_norm"], learning_rate, rho)}
+    return path | {"own_edge": edge(path["gradient_norm"], learning_rate, rho)}
 
 
 def own_edge(
@@ -439,9 +497,9 @@ def own_edge(
     row: dict[str, Any] = {"own": [], "gd": []}
     for rho in rhos:
         path = along_the_way(seed, learning_rate=learning_rate, rho=rho, time=time)
-        last = path["step"] >= 0.8 * path["step"][-1]
-        row["own"].append(float(np.mean(path["top_eigenvalue"][last] / path["edge"][last])))
-        row["gd"].append(float(np.mean(path["top_eigenvalue"][last])) * learning_rate / 2)
+        last = path["time"] >= 0.8 * path["time"][-1]
+        row["own"].append(float(np.mean(path["top_eigenvalue"][last] / path["own_edge"][last])))
+        row["gd"].append(settled(path))
     return row
 
 
@@ -449,7 +507,7 @@ STORED = {
     "m_sharpness": Experiment(
         m_sharpness,
         {"rhos": [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6], "sub_batches": [200, 50, 25]},
-        seeds=[*range(12), *range(100, 106)],
+        seeds=[*range(12), *range(TUNING_SEEDS, TUNING_SEEDS + 6)],
     ),
     "captured": Experiment(
         captured, {"rhos": [0.01, 0.03, 0.1, 0.3, 1.0], "ascent_steps": [1, 2, 5]}, seeds=range(8)
@@ -461,4 +519,4 @@ STORED = {
     ),
     "own_edge": Experiment(own_edge, {"learning_rate": 0.1, "rhos": [0.0, 0.02, 0.05, 0.1]}, seeds=range(6)),
 }
-"""Seeds from 100 on tune the radii of ``m_sharpness``, the others compare."""
+"""The shares of the worst case after SGD and after SAM, m-sharpness (claim G5), and SAM's edge."""
