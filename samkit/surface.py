@@ -10,15 +10,15 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from samkit._arguments import number
+from samkit.optim.randomness import RandomState
+from samkit.optim.running_stats import BufferGuard
 from samkit.perturb import ADAPTIVE, scaling
 
 __all__ = ["Hessian", "Surface"]
@@ -80,9 +80,8 @@ class Surface:
     def __enter__(self) -> Surface:
         self._weights = [p.detach().clone() for p in self._params]
         self._moved = False
-        self._random_states = _random_states({p.device for p in self._params})
-        self._buffers: list[tuple[dict, str, Tensor, Tensor]] = []
-        self._seen: set[int] = set()
+        self._random = RandomState.of(self._params)
+        self._buffers = BufferGuard()
         with contextlib.ExitStack() as scope:
             scope.callback(self._restore, [p.grad for p in self._params])
             for p in self._params:
@@ -90,26 +89,13 @@ class Surface:
             if "torch._dynamo" in sys.modules:
                 scope.enter_context(torch.compiler.set_stance("force_eager"))
                 scope.enter_context(warnings.catch_warnings())
-                # Torch warns that the hook below fires twice for a compiled model: it does not mind.
+                # Torch warns that the guard's hook fires twice for a compiled model: it does not mind.
                 warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
-            scope.enter_context(register_module_forward_pre_hook(self._remember_buffers))
             self._scope = scope.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._scope.close()
-
-    def _remember_buffers(self, module: torch.nn.Module, inputs: object) -> None:
-        # A model is called before its parts: this sees all its buffers before any of them moves.
-        if id(module) not in self._seen:
-            for part in module.modules():
-                if id(part) not in self._seen:
-                    self._seen.add(id(part))
-                    self._buffers += [
-                        (part._buffers, name, buffer, buffer.clone())
-                        for name, buffer in part._buffers.items()
-                        if buffer is not None
-                    ]
 
     def _restore(self, gradients: list[Tensor | None]) -> None:
         self._move_to(None)
@@ -117,17 +103,12 @@ class Surface:
         for p, gradient in zip(self._params, gradients, strict=True):
             p.grad = gradient
 
-    # Weights and buffers are written through .data: what is put back bit for bit must not invalidate a graph
-    # that the caller built before and wants to differentiate afterwards.
-
     def _rewind(self) -> None:
-        for set_state, state in self._random_states:
-            set_state(state)
-        for buffers, name, buffer, copy in self._buffers:
-            buffer.data.copy_(copy)
-            buffers[name] = buffer
+        self._random.replay()
+        self._buffers.put_back()
 
     def _move_to(self, u: np.ndarray | None) -> None:
+        # Through .data: what is put back bit for bit must not invalidate a graph that was built before.
         if self._moved:
             for p, weight in zip(self._params, self._weights, strict=True):
                 p.data.copy_(weight)
@@ -140,6 +121,7 @@ class Surface:
 
     def _evaluate(self) -> Tensor:
         self._rewind()
+        self._buffers.watch()
         value = self._loss()
         if not isinstance(value, Tensor):
             raise TypeError(f"loss() must return a scalar tensor, got {value!r}; end it with `return loss`")
@@ -309,15 +291,3 @@ def _flat(tensors: Sequence[Tensor]) -> np.ndarray:
         pieces = [t.cpu() for t in pieces]
     # To the CPU before float64, which MPS does not have.
     return torch.cat(pieces).cpu().double().numpy()
-
-
-def _random_states(devices: Iterable[torch.device]) -> list[tuple[Callable[[Tensor], None], Tensor]]:
-    states: list[tuple[Callable[[Tensor], None], Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
-    for device in devices:
-        if device.type == "mps":
-            states.append((torch.mps.set_rng_state, torch.mps.get_rng_state()))
-        elif device.type != "cpu":
-            module = torch.get_device_module(device)
-            set_state = partial(module.set_rng_state, device=device)
-            states.append((set_state, module.get_rng_state(device)))
-    return states

@@ -454,6 +454,12 @@ class TestWorstCase:
         result = sharpness.worst_case(*quadratic(curvature, slope), rho, steps=steps)
         assert result.value == pytest.approx(best, rel=1e-8)
 
+    def test_over_a_cube_leads_to_a_corner_where_the_loss_is_convex(self):
+        torch.manual_seed(0)
+        theta, matrix = leaf(torch.zeros(2000)), torch.randn(50, 2000, dtype=torch.float64)
+        result = sharpness.worst_case(lambda: ((matrix @ theta) ** 2).sum(), [theta], 0.1, "linf", steps=15)
+        assert (np.abs(flat(result.perturbation)) == 0.1).all()
+
     def test_over_a_cube_lets_the_restarts_differ_where_there_are_many_tops(self):
         """A sum of cosines has a top at both ends of every edge, of different heights."""
         theta, phase = leaf(torch.zeros(40)), torch.linspace(0, 3, 40, dtype=torch.float64)
@@ -724,6 +730,18 @@ class TestEverythingIsLeftAsFound:
         first = len(values)
         function(loss, list(model.parameters()))
         assert len(values) > first
+
+    def test_when_two_models_share_a_layer(self):
+        norm = nn.BatchNorm1d(5)
+        models = [nn.Sequential(norm, nn.Linear(5, 3)) for _ in range(2)]
+        inputs, targets = batch()
+        before = [b.clone() for b in norm.buffers()]
+        sharpness.average(
+            lambda: sum(cross_entropy(model(inputs), targets) for model in models),
+            models[0].parameters(),
+            0.1,
+        )
+        assert all(torch.equal(now, then) for now, then in zip(norm.buffers(), before, strict=True))
 
     def test_under_no_grad_too(self):
         loss, params, _ = network()
