@@ -153,7 +153,12 @@ def ascent_direction(
     return directions, global_norm(scaled)
 
 
-def over_length(rho: float, length: Tensor) -> Tensor:
+def on_host_if_free(scalar: Tensor) -> Tensor | float:
+    """A scalar tensor of the CPU as a float, which Python handles faster; reading others would wait."""
+    return scalar.item() if scalar.device.type == "cpu" else scalar
+
+
+def over_length(rho: float, length: Tensor) -> Tensor | float:
     r"""The factor :math:`\rho/\ell` in front of a direction; 0 when the length is 0, for then there is none.
 
     Parameters
@@ -165,16 +170,19 @@ def over_length(rho: float, length: Tensor) -> Tensor:
 
     Returns
     -------
-    Tensor
-        A scalar tensor on the same device.
+    float or Tensor
+        A float if the length is on the CPU, otherwise a scalar tensor on its device.
 
     Examples
     --------
     >>> import torch
     >>> from samkit.perturb import over_length
     >>> over_length(1.0, torch.tensor(4.0)), over_length(1.0, torch.tensor(0.0))
-    (tensor(0.2500), tensor(0.))
+    (0.25, 0.0)
     """
+    length = on_host_if_free(length)
+    if isinstance(length, float):
+        return rho / length if length != 0 else 0.0
     return torch.where(length == 0, 0.0, rho / length)
 
 
@@ -234,7 +242,10 @@ def perturbation(
 
 
 def add_scaled_(
-    params: Sequence[Tensor], directions: Sequence[Tensor], scale: Tensor, blocked: Tensor | None = None
+    params: Sequence[Tensor],
+    directions: Sequence[Tensor],
+    scale: Tensor | float,
+    blocked: Tensor | bool | None = None,
 ) -> None:
     """Add ``scale * directions`` to the parameters in place, in as few calls as the device allows.
 
@@ -242,11 +253,10 @@ def add_scaled_(
     ----------
     params, directions : sequence of Tensor
         Shaped alike, with dtypes alike.
-    scale : Tensor
-        A scalar tensor; it is not read on the host.
-    blocked : Tensor, optional
-        A boolean scalar tensor: where it is true, the parameters stay as they are, whatever the directions
-        hold.
+    scale : Tensor or float
+        A scalar tensor is not read on the host.
+    blocked : Tensor or bool, optional
+        Where it is true, the parameters stay as they are, whatever the directions hold.
 
     Examples
     --------
@@ -257,34 +267,37 @@ def add_scaled_(
     >>> theta
     [tensor([1.5000, 1.5000])]
     """
+    if blocked is True:
+        return
     buckets = Optimizer._group_tensors_by_device_and_dtype([list(params), list(directions)])
     for (device, dtype), ((own_params, own_directions), _) in buckets.items():
-        factor = scale.to(device)
-        # CUDA's kernel reads the learning rate as float32, too coarse for float64 weights.
         if device.type == "cpu" or (device.type == "cuda" and dtype != torch.float64):
-            # One step of gradient ascent whose learning rate stays on the device: one kernel, no temporaries.
+            # One step of gradient ascent whose learning rate may stay on the device: one kernel, no
+            # temporaries. CUDA's reads the rate as float32, too coarse for float64 weights.
             torch._fused_sgd_(
                 own_params,
                 own_directions,
                 [],
                 weight_decay=0.0,
                 momentum=0.0,
-                lr=factor if device.type == "cpu" else factor.float(),
+                lr=scale if isinstance(scale, float) else scale.to(device, torch.float32),
                 dampening=0.0,
                 nesterov=False,
                 maximize=True,
                 is_first_step=False,
-                found_inf=None if blocked is None else blocked.to(device, torch.float32),
+                found_inf=blocked.to(device, torch.float32) if isinstance(blocked, Tensor) else None,
             )
         else:
-            steps = torch._foreach_mul(own_directions, factor)
-            if blocked is not None:
+            steps = times(own_directions, scale)
+            if isinstance(blocked, Tensor):
                 steps = [step.masked_fill_(blocked.to(device), 0.0) for step in steps]
             torch._foreach_add_(own_params, steps)
 
 
-def times(tensors: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
-    """The tensors times a scalar tensor, wherever they live."""
+def times(tensors: Sequence[Tensor], factor: Tensor | float) -> list[Tensor]:
+    """The tensors times a scalar, wherever they live."""
+    if isinstance(factor, float):
+        return list(torch._foreach_mul(list(tensors), factor))
     if len({t.device for t in tensors}) == 1:
         return list(torch._foreach_mul(list(tensors), factor.to(tensors[0].device)))
     return [t * factor.to(t.device) for t in tensors]
@@ -424,7 +437,10 @@ class Plane:
     Parameters
     ----------
     unit0, unit1 : list of Tensor
-        The two vectors at length 1 (or 0, if they were zero); float32 at least.
+        The two vectors at length 1 (or 0, if they were zero), in float32 at least. Tensors that are alike are
+        strung together into one: a few long vectors are faster than many short ones.
+    shapes : list of Tensor
+        Tensors of the shapes to return.
     length1 : Tensor
         The length that the second vector had, a scalar tensor.
     angle : Tensor
@@ -445,32 +461,50 @@ class Plane:
 
     unit0: list[Tensor]
     unit1: list[Tensor]
+    shapes: list[Tensor]
     length1: Tensor
     angle: Tensor
 
     @classmethod
     def through(cls, v0: Sequence[Tensor], v1: Sequence[Tensor]) -> Plane:
         """The plane of two vectors, given as lists of tensors shaped alike."""
-        v0, v1 = at_least_float32(v0), at_least_float32(v1)
+        shapes, v0, v1 = list(v1), _strung(v0), _strung(v1)
         length0, length1 = global_norm(v0), global_norm(v1)
         unit0, unit1 = times(v0, over_length(1.0, length0)), times(v1, over_length(1.0, length1))
         apart = global_norm(torch._foreach_sub(unit0, unit1))
         together = global_norm(torch._foreach_add(unit0, unit1))
         psi = 2 * torch.atan2(apart, together)
-        return cls(unit0, unit1, length1, torch.where((length0 == 0) | (length1 == 0), 0.0, psi))
+        return cls(unit0, unit1, shapes, length1, torch.where((length0 == 0) | (length1 == 0), 0.0, psi))
 
     def direction(self, alpha: float) -> list[Tensor]:
         """The unit vector at position alpha, see :func:`~samkit.perturb.slerp`."""
+        return self._at(alpha, 1.0)
+
+    def gradient(self, alpha: float) -> list[Tensor]:
+        """XSAM's gradient at position alpha, see :func:`~samkit.perturb.xsam_gradient`."""
+        return self._at(alpha, self.length1)
+
+    def _at(self, alpha: float, length: Tensor | float) -> list[Tensor]:
         sine = torch.sin(self.angle)
         # Within rounding of parallel or opposite, the two vectors no longer span a plane.
         flat = sine.abs() <= 8 * torch.finfo(sine.dtype).eps
         weight0 = torch.where(flat, 0.0, torch.sin((1 - alpha) * self.angle) / sine)
         weight1 = torch.where(flat, 1.0, torch.sin(alpha * self.angle) / sine)
-        return list(torch._foreach_add(times(self.unit0, weight0), times(self.unit1, weight1)))
+        parts0, parts1 = times(self.unit0, weight0 * length), times(self.unit1, weight1 * length)
+        return self._shaped(torch._foreach_add(parts0, parts1))
 
-    def gradient(self, alpha: float) -> list[Tensor]:
-        """XSAM's gradient at position alpha, see :func:`~samkit.perturb.xsam_gradient`."""
-        return times(self.direction(alpha), self.length1)
+    def _shaped(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        if len(vector) == len(self.shapes):
+            return [part.view_as(shape) for part, shape in zip(vector, self.shapes, strict=True)]
+        return list(torch._utils._unflatten_dense_tensors(vector[0], self.shapes))
+
+
+def _strung(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """One long vector if the tensors are alike, else the tensors; float32 at least."""
+    tensors = at_least_float32(tensors)
+    if len({(t.device, t.dtype) for t in tensors}) == 1:
+        return [torch._utils._flatten_dense_tensors(tensors)]
+    return tensors
 
 
 def at_least_float32(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ class BufferGuard:
     called module runs: the outermost module of each call shows its whole tree, and the modules inside run at
     full speed.
 
-    Modules compiled in place with ``model.compile()`` do not reach such hooks. For them, give the model:
-    then all its buffers are remembered when the watch begins.
+    Compiled modules are better given as the model: all its buffers are then remembered when the watch begins,
+    without a hook that the compiler would trip over.
 
     Parameters
     ----------
@@ -47,62 +48,86 @@ class BufferGuard:
 
     def __init__(self, model: nn.Module | None = None):
         self._model = model
-        self._owners: dict[nn.Module, dict[str, Tensor | None]] = {}
-        self._values: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._roots: set[nn.Module] = set()
+        self._kept: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
+        self._buffers: list[Tensor] = []
+        self._values: list[Tensor] = []
+        # The values of the last watch: the same memory serves the next, since allocating is slow.
+        self._spare: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._thread: int | None = None
-        self._hooks: list = []
+        self._hook: Any = None
 
     def watch(self) -> None:
-        """Begin to watch: what is called from now on can be put back."""
+        """Watch: what is called from now on can be put back to what it was before its first call."""
         if self._model is not None:
             self._remember(self._model)
-            return
-        self._thread = threading.get_ident()
-        self._listen()
+        elif self._hook is None:
+            self._thread = threading.get_ident()
+            self._listen()
+
+    def rest(self) -> None:
+        """Stop watching, but remember what was met."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def put_back(self) -> None:
         """Give every buffer the value it had before its first call, and stop watching."""
-        with torch.no_grad():
-            for buffers, values in reversed(self._values):  # the first value seen wins
-                torch._foreach_copy_(buffers, values)
-        for module, buffers in self._owners.items():
-            module._buffers.update(buffers)  # a module may have bound a new tensor to the name
+        if self._buffers:
+            with torch.no_grad():
+                # Backwards, so that of several values for one buffer the first seen wins. Through .data, so
+                # that a graph built before may still be differentiated: what it saved has its value again.
+                torch._foreach_copy_([b.data for b in reversed(self._buffers)], self._values[::-1])
+            for buffers, original in self._kept:
+                buffers.update(original)  # a module may have bound a new tensor to a name
         self.forget()
 
     def forget(self) -> None:
-        """Stop watching and keep the buffers as they are now."""
-        for hook in self._hooks:
-            hook()
-        self._hooks, self._owners, self._values, self._thread = [], {}, [], None
+        """Stop watching, and keep the buffers as they are now."""
+        self.rest()
+        self._roots, self._kept, self._buffers, self._values = set(), [], [], []
 
     def _listen(self) -> None:
         # A guard that nobody holds any more (an interrupted loop) must not go on listening for ever.
         guard = weakref.ref(self)
-        handle = register_module_forward_pre_hook(lambda module, _: guard() and guard()._meet(module))
-        self._hooks = [weakref.finalize(self, handle.remove)]
+
+        def hook(module: nn.Module, _: Any) -> None:
+            own = guard()
+            if own is None:
+                handle.remove()
+            elif threading.get_ident() == own._thread:
+                own._meet(module)
+
+        self._hook = handle = register_module_forward_pre_hook(hook)
 
     def _meet(self, module: nn.Module) -> None:
-        if threading.get_ident() != self._thread:
-            return
         self._remember(module)
-        for hook in self._hooks:
-            hook()
-        handle = module.register_forward_hook(lambda *_: self._left(), always_call=True)
-        self._hooks = [handle.remove]
+        self._hook.remove()
+        self._hook = module.register_forward_hook(self._left, always_call=True)
 
-    def _left(self) -> None:
-        for hook in self._hooks:
-            hook()
+    def _left(self, *_: Any) -> None:
+        self._hook.remove()
         self._listen()
 
     def _remember(self, root: nn.Module) -> None:
-        buffers, stack = [], [root]
+        if root in self._roots:
+            return
+        self._roots.add(root)
+        found, stack = [], [root]
         while stack:
             module = stack.pop()
-            if module._buffers and module not in self._owners:
-                self._owners[module] = dict(module._buffers)
-                buffers += [b for b in module._buffers.values() if b is not None]
-            stack.extend(child for child in module._modules.values() if child is not None)
-        if buffers:
-            with torch.no_grad():
-                self._values.append((buffers, [b.clone() for b in buffers]))
+            if module._buffers:
+                self._kept.append((module._buffers, module._buffers.copy()))
+                found += [buffer for buffer in module._buffers.values() if buffer is not None]
+            stack += [child for child in module._modules.values() if child is not None]
+        if not found:
+            return
+        with torch.no_grad():
+            previous, values = self._spare.get(root, ([], []))
+            if list(map(id, previous)) == list(map(id, found)):
+                torch._foreach_copy_(values, found)
+            else:
+                values = [buffer.clone() for buffer in found]
+                self._spare[root] = found, values
+        self._buffers += found
+        self._values += values

@@ -14,6 +14,7 @@ import numbers
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,16 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from samkit.optim.randomness import RandomState
 from samkit.optim.running_stats import BufferGuard
-from samkit.perturb import ADAPTIVE, NORMS, add_scaled_, ascent_direction, global_norm, over_length, scaling
+from samkit.perturb import (
+    ADAPTIVE,
+    NORMS,
+    add_scaled_,
+    ascent_direction,
+    global_norm,
+    on_host_if_free,
+    over_length,
+    scaling,
+)
 
 Closure = Callable[[], Any]
 
@@ -221,7 +231,11 @@ class SAM(Optimizer):
     def _with_radius(group: dict[str, Any], rho: float) -> dict[str, Any]:
         if not isinstance(group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(group).__name__}")
-        return {**group, "rho": _non_negative("rho", group.get("rho", rho))}
+        own = group["params"]
+        if not isinstance(own, Tensor):
+            # Tied weights that were listed twice must move once.
+            own = list({id(p[1] if isinstance(p, tuple) else p): p for p in own}.values())
+        return {**group, "params": own, "rho": _non_negative("rho", group.get("rho", rho))}
 
     # By hand
 
@@ -254,18 +268,18 @@ class SAM(Optimizer):
         if self._climbed == 0:
             self._away.watch()
         params = [p for _, own in parts for p in own]
-        self._keep_copies(params)
+        self._home.keep(params)
         self._climbed += 1
         if not params:
             return
         grads = [p.grad for p in params]
-        scales = scaling([self._copies[p] for p in params], self.adaptive, self.eta)
+        scales = scaling(self._home.values_of(params), self.adaptive, self.eta) if self.adaptive else None
         directions, length = ascent_direction(grads, self.norm, scales)
         blocked = None
         if self.nonfinite is not None:
-            size = length if self.norm == "l2" else global_norm(grads)
+            size = on_host_if_free(length if self.norm == "l2" else global_norm(grads))
             self._suspects.append(size)
-            blocked = ~torch.isfinite(size)
+            blocked = not math.isfinite(size) if isinstance(size, float) else ~torch.isfinite(size)
         start = 0
         for group, own in parts:
             radius = -group["rho"] if group.get("maximize") else group["rho"]
@@ -293,8 +307,8 @@ class SAM(Optimizer):
         self._come_home()
         self._restored = True
         if self.nonfinite is not None and not self._all_finite():
-            for _, own in self._groups_with_gradients():
-                for p in own:
+            for p in self._parameters():
+                if p.grad is not None:
                     p.grad.fill_(math.nan)
 
     def descend(self) -> None:
@@ -364,8 +378,6 @@ class SAM(Optimizer):
             raise RuntimeError("step() was called after ascend(): call descend() or restore() first")
         self._restored = False
         self._suspects.clear()
-        if self.nonfinite is not None:
-            self._before_step.watch()
         try:
             losses = []
             for one in closures:
@@ -382,6 +394,7 @@ class SAM(Optimizer):
             self._before_step.forget()
             raise
         if not finite:
+            self._mean.clear()
             self._before_step.put_back()
             self._refuse()
         else:
@@ -391,14 +404,17 @@ class SAM(Optimizer):
 
     def _passes(self, closure: Closure, ascent_context: Callable[[], AbstractContextManager] | None) -> Any:
         """Run one closure at theta_0 and along the ascent; leave the weights home and g_k in ``.grad``."""
-        if not any(group["rho"] for group in self.param_groups):
-            loss = self._evaluate(closure)  # nowhere to climb: this pass is the base optimizer's own
+        climbs = any(group["rho"] for group in self.param_groups)
+        local = ascent_context or nullcontext
+        rng = RandomState.of(self._parameters()) if self.replay_rng and climbs else None
+        if self.nonfinite is not None:
+            self._before_step.watch()
+        with local() if climbs else nullcontext():
+            loss = self._evaluate(closure)
+        self._before_step.rest()
+        if not climbs:  # rho is 0, and the step is the base optimizer's own
             self._note_gradients()
             return loss
-        local = ascent_context or nullcontext
-        rng = RandomState.of(self._parameters()) if self.replay_rng else None
-        with local():
-            loss = self._evaluate(closure)
         for k in range(1, self.ascent_steps + 1):
             self.ascend()
             self.zero_grad()
@@ -435,18 +451,17 @@ class SAM(Optimizer):
         elif isinstance(loss, bool) or not isinstance(loss, numbers.Real):
             raise TypeError(f"the closure must return its loss, got {loss!r}: end it with `return loss`")
         if self.nonfinite is not None:
-            self._suspects.append(_detached(loss))
+            self._suspects.append(on_host_if_free(_detached(loss).reshape(())))
         return loss
 
     # Moving the weights
 
     def _make_workspace(self) -> None:
-        self._copies: dict[Tensor, Tensor] = {}  # theta_0; kept between steps, since allocating is slow
-        self._moved: list[Tensor] = []
+        self._home = _Home()
         self._climbed = 0
         self._restored = False
         self._mean: dict[Tensor, Tensor] = {}
-        self._suspects: list[Tensor] = []  # scalars that must be finite, on the device until the one look
+        self._suspects: list[Tensor | float] = []  # what must be finite; on the device until the one look
         self._away = BufferGuard(self.model)
         self._before_step = BufferGuard(self.model)
 
@@ -456,32 +471,15 @@ class SAM(Optimizer):
     def _groups_with_gradients(self) -> list[tuple[dict[str, Any], list[Tensor]]]:
         parts = []
         for group in self.param_groups:
-            own = list(dict.fromkeys(p for p in group["params"] if p.grad is not None))
-            for p in own:
-                if p.grad.is_sparse or p.is_complex():
-                    raise TypeError(
-                        "SAM needs dense real gradients, got a "
-                        f"{'complex parameter' if p.is_complex() else 'sparse gradient'} of shape "
-                        f"{tuple(p.shape)}: make the embedding with sparse=False, or split complex weights "
-                        "with torch.view_as_real"
-                    )
+            own = [p for p in group["params"] if p.grad is not None]
+            if any(p.grad.layout is not torch.strided for p in own) or any(p.is_complex() for p in own):
+                raise TypeError(
+                    "SAM needs dense real gradients, got a sparse or complex one: make embeddings with "
+                    "sparse=False, and hold complex weights as torch.view_as_real"
+                )
             if own:
                 parts.append((group, own))
         return parts
-
-    def _keep_copies(self, params: list[Tensor]) -> None:
-        if self._moved:
-            known = set(self._moved)
-            params = [p for p in params if p not in known]
-        if params:
-            torch._foreach_copy_([self._copy_of(p) for p in params], params)
-            self._moved = self._moved + params
-
-    def _copy_of(self, p: Tensor) -> Tensor:
-        copy = self._copies.get(p)
-        if copy is None or copy.dtype != p.dtype or copy.device != p.device or copy.shape != p.shape:
-            copy = self._copies[p] = torch.empty_like(p)
-        return copy
 
     def _climb(
         self, params: list[Tensor], directions: list[Tensor], scale: Tensor, blocked: Tensor | None
@@ -490,11 +488,8 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def _come_home(self) -> None:
-        if self._moved:
-            # By copy, never by subtracting the perturbation: that would round, and drift.
-            torch._foreach_copy_(self._moved, [self._copies[p] for p in self._moved])
-            torch.clear_autocast_cache()
-            self._moved = []
+        self._home.bring_back()
+        torch.clear_autocast_cache()
         self._away.put_back()
         self._climbed = 0
 
@@ -503,15 +498,17 @@ class SAM(Optimizer):
     @torch.no_grad()
     def _note_gradients(self) -> None:
         if self.nonfinite is not None:
-            grads = [p.grad for _, own in self._groups_with_gradients() for p in own]
-            self._suspects.append(global_norm(grads))
+            size = global_norm([p.grad for p in self._parameters() if p.grad is not None])
+            self._suspects.append(on_host_if_free(size))
 
     def _all_finite(self, every_rank: bool = False) -> bool:
         """The one host synchronisation of a step."""
         if self.nonfinite is None:
             return True
-        device = self._suspects[-1].device
-        finite = torch.isfinite(torch.stack([s.reshape(()).to(device) for s in self._suspects])).all()
+        if not every_rank and all(isinstance(s, float) for s in self._suspects):
+            return all(map(math.isfinite, self._suspects))
+        device = self._parameters()[0].device
+        finite = torch.stack([torch.as_tensor(s, device=device) for s in self._suspects]).isfinite().all()
         if every_rank and torch.distributed.is_available() and torch.distributed.is_initialized():
             agreed = finite.to(torch.int32)
             torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MIN)
@@ -614,6 +611,40 @@ class SAM(Optimizer):
         self._make_workspace()
         super().__setstate__({})
         self._watch_base()
+
+
+class _Home:
+    """The weights at theta_0 while the parameters are away, kept in buffers that outlive the step."""
+
+    def __init__(self) -> None:
+        self._params: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._buffers: list[Tensor] = []  # reused by the next step: allocating is slower than copying
+        self._shapes: list[tuple] = []
+
+    def keep(self, params: list[Tensor]) -> None:
+        """Copy the weights of those that have not left yet."""
+        if self._params:
+            away = set(map(id, self._params))
+            late = [p for p in params if id(p) not in away]
+            self._params, self._values = self._params + late, self._values + [p.clone() for p in late]
+            return
+        shapes = list(map(attrgetter("shape", "dtype", "device"), params))
+        if shapes != self._shapes:
+            self._buffers, self._shapes = [torch.empty_like(p) for p in params], shapes
+        if params:
+            torch._foreach_copy_(self._buffers, params)
+        self._params, self._values = params, self._buffers
+
+    def values_of(self, params: list[Tensor]) -> list[Tensor]:
+        values = dict(zip(map(id, self._params), self._values, strict=True))
+        return [values[id(p)] for p in params]
+
+    def bring_back(self) -> None:
+        # By copy, never by subtracting the perturbation: that would round, and drift.
+        if self._params:
+            torch._foreach_copy_(self._params, self._values)
+        self._params, self._values = [], []
 
 
 def _detached(loss: Any) -> Tensor:

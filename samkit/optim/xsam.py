@@ -333,8 +333,8 @@ class XSAM(SAM):
             radius = 2 * max(group["rho"] for group in self.param_groups)
         afterwards = RandomState.of(turn.params)
         self._away.watch()
-        self._keep_copies(turn.params)
-        home = [self._copies[p] for p in turn.params]
+        self._home.keep(turn.params)
+        home = self._home.values_of(turn.params)
         losses = []
         try:
             for alpha in grid:
