@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from matplotlib import patheffects
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 from scipy import stats
 from torch import Tensor
 
@@ -363,6 +364,9 @@ def means(
         color = style(label, kind)["color"]
         ax.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, fmt="osD^v"[kind % 5], color=color, capsize=2)
         ax.annotate(label, (x.mean(), y.mean()), (4, 11), textcoords="offset points", fontsize=9)
+    if logx:
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter("{x:g}")
     ax.margins(x=0.25, y=0.15)
     return ax
 
@@ -468,7 +472,7 @@ def circle(ax: Axes, center: Sequence[float], radius: float, text: str) -> Axes:
     radius : float
         Its radius, in the units of both axes, which are given equal scales.
     text : str
-        What it means, written below it.
+        What it means, written above it.
 
     Returns
     -------
@@ -476,9 +480,9 @@ def circle(ax: Axes, center: Sequence[float], radius: float, text: str) -> Axes:
         The axes.
     """
     ax.add_patch(plt.Circle(center, radius, fill=False, edgecolor="#333333", linestyle=(0, (4, 2))))
-    below = (center[0], center[1] - radius)
+    above = (center[0], center[1] + radius)
     halo = [patheffects.withStroke(linewidth=3, foreground="white")]
-    ax.annotate(text, below, (0, -14), textcoords="offset points", ha="center", path_effects=halo)
+    ax.annotate(text, above, (0, 5), textcoords="offset points", ha="center", path_effects=halo)
     ax.set_aspect("equal")
     return ax
 
