@@ -123,8 +123,10 @@ class Plane:
 
     Attributes
     ----------
-    x, y : numpy.ndarray
-        Where, in units of the two directions, shapes (n,) and (m,).
+    x : numpy.ndarray
+        Where, in units of the first direction, shape (n,).
+    y : numpy.ndarray
+        Where, in units of the second direction, shape (m,).
     loss : numpy.ndarray
         The losses, shape (m, n): a row for each y, as contour plots want it.
     """

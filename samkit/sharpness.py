@@ -107,9 +107,10 @@ class SpectralDensity:
         Eigenvalues at which the density is given.
     width : float
         Standard deviation of the Gaussian that smooths each eigenvalue.
-    nodes, weights : numpy.ndarray
-        The quadrature behind the density: ``(weights * f(nodes)).sum()`` estimates the mean of f over the
-        eigenvalues.
+    nodes : numpy.ndarray
+        Where the quadrature behind the density evaluates.
+    weights : numpy.ndarray
+        Its weights; they sum to 1, and ``(weights * f(nodes)).sum()`` estimates the mean of f(eigenvalue).
     products : int
         The Hessian-vector products spent.
     """
