@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from samkit._arguments import integer
-from samkit.surface import Surface
+from samkit.surface import Surface, check_shapes
 
 __all__ = [
     "FLAT_MINIMUM",
@@ -290,9 +290,7 @@ def path(
     Source: Goodfellow, Vinyals & Saxe 2015 (arXiv 1412.6544). Chapter 1.
     """
     params, end = list(params), list(end)
-    wanted, got = ([tuple(p.shape) for p in weights] for weights in (params, end))
-    if got != wanted:
-        raise ValueError(f"end must have the shapes of params, {wanted}, got {got}")
+    check_shapes("end", end, params)
     direction = [e.detach().to(p) - p.detach() for e, p in zip(end, params, strict=True)]
     return line(loss, params, direction, t=np.linspace(-0.25, 1.25, 61) if t is None else t)
 

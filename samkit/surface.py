@@ -21,7 +21,7 @@ from samkit.optim.randomness import RandomState
 from samkit.optim.running_stats import BufferGuard
 from samkit.perturb import ADAPTIVE, scaling
 
-__all__ = ["Hessian", "Surface"]
+__all__ = ["Hessian", "Surface", "check_shapes"]
 
 
 class Surface:
@@ -210,9 +210,7 @@ class Surface:
     def flatten(self, name: str, tensors: Iterable[Tensor]) -> np.ndarray:
         """One tensor for each of ``params`` as a flat vector; ``name`` is for the error message."""
         tensors = list(tensors)
-        wanted, got = ([tuple(t.shape) for t in ts] for ts in (self._all_params, tensors))
-        if got != wanted:
-            raise ValueError(f"{name} must have the shapes of params, {wanted}, got {got}")
+        check_shapes(name, tensors, self._all_params)
         return _flat([t for t, p in zip(tensors, self._all_params, strict=True) if p.requires_grad])
 
     def unflatten(self, flat: np.ndarray) -> list[Tensor]:
@@ -265,6 +263,16 @@ class Hessian:
     def dense(self) -> np.ndarray:
         """The matrix itself, from n products."""
         return np.stack([self(e) for e in np.eye(self.size)], axis=1)
+
+
+def check_shapes(name: str, tensors: Sequence[Tensor], params: Sequence[Tensor]) -> None:
+    """Raise an error that names ``tensors`` unless they are tensors of the shapes of ``params``."""
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must hold tensors, one for each of params, got {t!r}")
+    wanted, got = ([tuple(t.shape) for t in ts] for ts in (params, tensors))
+    if got != wanted:
+        raise ValueError(f"{name} must have the shapes of params, {wanted}, got {got}")
 
 
 def _checked(params: Iterable[Tensor]) -> list[Tensor]:

@@ -162,6 +162,12 @@ class TestLine:
         with pytest.raises(ValueError, match="direction must have the shapes of params"):
             line(lambda: theta.sum(), [theta], [torch.ones(2)])
 
+    @pytest.mark.parametrize("direction", [[1.0], [np.ones(1)]])
+    def test_refuses_a_direction_that_is_no_tensor(self, direction):
+        theta = torch.ones(1, requires_grad=True)
+        with pytest.raises(TypeError, match="direction must hold tensors"):
+            line(lambda: theta.sum(), [theta], direction)
+
 
 class TestPlane:
     def test_has_a_row_for_each_y_and_a_column_for_each_x(self):
