@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer
 
+from samkit._arguments import integer, number
 from samkit.optim.randomness import RandomState
 from samkit.optim.running_stats import BufferGuard
 from samkit.perturb import (
@@ -140,17 +141,17 @@ class SAM(Optimizer):
         **base_kwargs: Any,
     ):
         self.norm = _one_of("norm", norm, NORMS)
-        self.ascent_steps = _positive_int("ascent_steps", ascent_steps)
+        self.ascent_steps = integer("ascent_steps", ascent_steps, 1)
         self.adaptive = "all" if adaptive is True else _one_of("adaptive", adaptive, ADAPTIVE)
-        self.eta = _non_negative("eta", eta)
+        self.eta = number("eta", eta)
         self.nonfinite = _one_of("nonfinite", nonfinite, ("skip", "raise", None))
         self.replay_rng = bool(replay_rng)
         if not isinstance(model, torch.nn.Module | None):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+            raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
         self.model = model
         self.skipped_steps = 0
         self._make_workspace()
-        self._make_base(params, base_optimizer, _non_negative("rho", rho), base_kwargs)
+        self._make_base(params, base_optimizer, number("rho", rho), base_kwargs)
 
     def _make_base(self, params: Iterable, base_optimizer: Callable, rho: float, base_kwargs: dict) -> None:
         if isinstance(params, Tensor):
@@ -235,7 +236,7 @@ class SAM(Optimizer):
         if not isinstance(own, Tensor):
             # Tied weights that were listed twice must move once.
             own = list({id(p[1] if isinstance(p, tuple) else p): p for p in own}.values())
-        return {**group, "params": own, "rho": _non_negative("rho", group.get("rho", rho))}
+        return {**group, "params": own, "rho": number("rho", group.get("rho", rho))}
 
     # By hand
 
@@ -260,7 +261,7 @@ class SAM(Optimizer):
                 "restore() or descend() first"
             )
         for group in self.param_groups:
-            _non_negative("rho", group["rho"])
+            number("rho", group["rho"])
         parts = self._groups_with_gradients()
         if self._restored:  # the last step by hand ended without a base step
             self._restored = False
@@ -534,7 +535,7 @@ class SAM(Optimizer):
             raise ValueError("step([]) has no closure to evaluate: pass one for each sub-batch")
         for one in closures:
             if not callable(one):
-                raise TypeError(f"step() takes a callable or a list of callables, got {one!r}")
+                raise TypeError(f"step() takes a closure (a function) or a list of closures, got {one!r}")
         return closures
 
     def _watch_base(self) -> None:
@@ -655,19 +656,3 @@ def _one_of(name: str, value: Any, choices: tuple) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
-
-
-def _non_negative(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}; pass a float such as 0.05")
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
-    return float(value)
-
-
-def _positive_int(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}")
-    return int(value)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from samkit._arguments import integer, number
 from samkit.optim.randomness import RandomState
-from samkit.optim.sam import SAM, Closure, _non_negative, _positive_int
+from samkit.optim.sam import SAM, Closure
 from samkit.perturb import Plane, at_least_float32, times
 
 
@@ -110,15 +111,10 @@ class XSAM(SAM):
                 f"XSAM searches a Euclidean circle: norm must be 'l2' and adaptive False, got norm={norm!r} "
                 f"and adaptive={adaptive!r}; use SAM for other balls"
             )
-        self.search_every = _positive_int("search_every", search_every)
-        self.rho_max = None if rho_max is None else _non_negative("rho_max", rho_max)
-        self.alpha_max = _non_negative("alpha_max", alpha_max)
-        self.alpha_samples = _positive_int("alpha_samples", alpha_samples)
-        if self.alpha_max == 0 or self.alpha_samples < 2:
-            raise ValueError(
-                "the grid needs alpha_max > 0 and alpha_samples >= 2, got "
-                f"alpha_max={alpha_max!r} and alpha_samples={alpha_samples!r}"
-            )
+        self.search_every = integer("search_every", search_every, 1)
+        self.rho_max = None if rho_max is None else number("rho_max", rho_max)
+        self.alpha_max = number("alpha_max", alpha_max, positive=True)
+        self.alpha_samples = integer("alpha_samples", alpha_samples, 2)
         self.alpha = 1.0
         self.steps = 0
         self._warned = False
