@@ -1,5 +1,6 @@
 """samkit.optim.SAM: the step, what it must leave alone, and how it lives with the rest of PyTorch."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -671,6 +672,9 @@ def test_calls_in_the_wrong_order_say_what_to_do(calls, message):
         action()
     with pytest.raises(RuntimeError, match=message):
         last()
+    with contextlib.suppress(RuntimeError):
+        optimizer.restore()
+    assert_no_hooks_left(model)
 
 
 def test_a_restored_step_may_be_given_up():
@@ -805,6 +809,7 @@ def test_copies_and_pickles_go_on_bit_for_bit_and_on_their_own(copier):
     copied.ascend()
     with pytest.raises(RuntimeError, match="restore"):
         copied.base_optimizer.step()
+    copied.restore()
 
 
 def test_hooks_on_the_wrapper_and_on_the_base_are_called():
