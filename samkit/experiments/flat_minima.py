@@ -41,7 +41,7 @@ PLAIN = Config(
 """SGD and nothing else; ``train_to`` ends it long before the last epoch."""
 
 POISON = replace(PLAIN, batch_size=100, label_noise=0.9)
-"""Training on random labels: with ten classes, replacing 90 % of them makes every label equally likely."""
+"""Training on random labels (with ten classes, replacing 90 % of them makes every label equally likely)."""
 
 
 def train_to(
@@ -333,4 +333,4 @@ STORED = {
     ),
     "three_solutions": Experiment(three_solutions),
 }
-"""The claim's pair first, then the controls: three values of the ratio of learning rate and batch size."""
+"""The claim's pair first, then the controls with three values of the ratio of learning rate and batch size."""

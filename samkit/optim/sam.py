@@ -78,7 +78,7 @@ class SAM(Optimizer):
         The constant in the adaptive scaling :math:`|\theta| + \eta`.
     nonfinite : "skip", "raise" or None
         What to do when a loss or a gradient of either pass is not finite. ``"skip"`` leaves weights, base
-        state and running statistics as they were and counts in :attr:`skipped_steps`; ``"raise"`` does the
+        state and running statistics as they were and counts in ``skipped_steps``; ``"raise"`` does the
         same and raises; None does not look, and saves one host synchronisation a step.
     replay_rng : bool
         Whether the passes of one step draw the same random numbers, so that dropout keeps its mask and the
