@@ -8,6 +8,11 @@ from collections.abc import Callable, Mapping
 
 def medians(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """The median seconds of each candidate; they take turns, so that a slow moment hits them all."""
+    return {name: statistics.median(times) for name, times in in_turns(candidates, repeats).items()}
+
+
+def in_turns(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """The seconds of every run of each candidate, round by round."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for run in candidates.values():
         run()  # the first call allocates and loads
@@ -21,4 +26,4 @@ def medians(candidates: Mapping[str, Callable[[], object]], repeats: int) -> dic
             gc.collect()
     finally:
         gc.enable()
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return seconds
