@@ -137,6 +137,36 @@ STEP = {
 }
 
 
+def set_rho_and_step(optimizer, bench, rho):
+    optimizer.param_groups[0]["rho"] = rho
+    try:
+        optimizer.step(bench.closure)
+    finally:
+        optimizer.param_groups[0]["rho"] = 0.05
+
+
+def add_group(optimizer, **group):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], **group})
+
+
+LATER = {
+    **named("a scheduled rho is", radii(lambda ob, rho: set_rho_and_step(*ob, rho))),
+    **named("rho of an added group is", radii(lambda ob, rho: add_group(ob[0], rho=rho))),
+    "an added group without a dict": (
+        lambda ob: ob[0].add_param_group([nn.Parameter(torch.ones(1))]),
+        TypeError,
+        "list",
+        "dict",
+    ),
+    "a parameter added twice": (
+        lambda ob: ob[0].add_param_group({"params": ob[1].params[:1]}),
+        ValueError,
+        "some parameters appear in more than one parameter group",
+        "more than one",
+    ),
+}
+
+
 @table(OPTIMIZER)
 def test_a_sharpness_aware_optimizer_refuses(bench, call, error, value, remedy):
     before = snapshot(bench.net)
@@ -153,6 +183,17 @@ def test_a_step_refuses_and_leaves_the_weights(bench, make, call, error, value, 
     assert_weights_untouched(bench.net, before)
     assert not optimizer.state
     optimizer.step(bench.closure)  # and goes on as if nothing had happened
+
+
+@pytest.mark.parametrize("make", [sam, xsam], ids=["SAM", "XSAM"])
+@table(LATER)
+def test_an_optimizer_in_use_refuses_and_leaves_the_weights(bench, make, call, error, value, remedy):
+    optimizer = make(bench)
+    before = snapshot(bench.net)
+    refused(lambda: call((optimizer, bench)), error, value, remedy)
+    assert_weights_untouched(bench.net, before)
+    assert not optimizer.state
+    optimizer.step(bench.closure)
 
 
 @pytest.mark.parametrize("make", [sam, xsam], ids=["SAM", "XSAM"])
@@ -360,6 +401,11 @@ DEVICES = {
     "known to torch, not to the course": ("meta", "'meta'", "'cpu'"),
     "not in this machine": ("cuda:99", "'cuda:99'", "cpu"),
 }
+
+
+@pytest.mark.parametrize(("name", "value", "remedy"), DEVICES.values(), ids=DEVICES)
+def test_a_device_that_does_not_exist_is_refused(name, value, remedy):
+    refused(lambda: samkit.device(name), ValueError, value, remedy)
 
 
 @pytest.mark.parametrize(("name", "value", "remedy"), DEVICES.values(), ids=DEVICES)

@@ -405,7 +405,7 @@ class SAM(Optimizer):
 
     def _passes(self, closure: Closure, ascent_context: Callable[[], AbstractContextManager] | None) -> Any:
         """Run one closure at theta_0 and along the ascent; leave the weights home and g_k in ``.grad``."""
-        climbs = any(group["rho"] for group in self.param_groups)
+        climbs = any(group["rho"] != 0 for group in self.param_groups)
         local = ascent_context or nullcontext
         rng = RandomState.of(self._parameters()) if self.replay_rng and climbs else None
         if self.nonfinite is not None:
