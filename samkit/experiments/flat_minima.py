@@ -333,4 +333,4 @@ STORED = {
     ),
     "three_solutions": Experiment(three_solutions),
 }
-"""The claim's pair first, then the controls with three values of the ratio of learning rate and batch size."""
+"""The claim's pair first, then controls with three values of the ratio of learning rate and batch size."""
