@@ -271,9 +271,9 @@ def add_scaled_(
         return
     buckets = Optimizer._group_tensors_by_device_and_dtype([list(params), list(directions)])
     for (device, dtype), ((own_params, own_directions), _) in buckets.items():
-        if device.type == "cpu" or (device.type == "cuda" and dtype != torch.float64):
+        if _has_fused_sgd(device, dtype):
             # One step of gradient ascent whose learning rate may stay on the device: one kernel, no
-            # temporaries. CUDA's reads the rate as float32, too coarse for float64 weights.
+            # temporaries.
             torch._fused_sgd_(
                 own_params,
                 own_directions,
@@ -292,6 +292,11 @@ def add_scaled_(
             if isinstance(blocked, Tensor):
                 steps = [step.masked_fill_(blocked.to(device), 0.0) for step in steps]
             torch._foreach_add_(own_params, steps)
+
+
+def _has_fused_sgd(device: torch.device, dtype: torch.dtype) -> bool:
+    # CUDA's kernel reads the learning rate as float32, too coarse for float64 weights.
+    return device.type == "cpu" or (device.type == "cuda" and dtype != torch.float64)
 
 
 def times(tensors: Sequence[Tensor], factor: Tensor | float) -> list[Tensor]:

@@ -233,7 +233,7 @@ class SAM(Optimizer):
         if not isinstance(group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(group).__name__}")
         own = group["params"]
-        if not isinstance(own, Tensor):
+        if not isinstance(own, Tensor | set):  # torch itself refuses a set, whose order is not fixed
             # Tied weights that were listed twice must move once.
             own = list({id(p[1] if isinstance(p, tuple) else p): p for p in own}.values())
         return {**group, "params": own, "rho": number("rho", group.get("rho", rho))}

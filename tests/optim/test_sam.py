@@ -17,8 +17,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules import module as nn_module
 from torch.optim import SGD, Adagrad, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from samkit.optim import SAM
+from samkit import perturb
+from samkit.optim import SAM, sam
 
 F64 = torch.float64
 
@@ -840,6 +842,77 @@ def test_schedulers_work_on_either_without_warnings(target, by_hand):
             optimizer.step(closure)
         scheduler.step()
     assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * t / 4)) for t in range(4)])
+
+
+# As on an accelerator: scalars stay tensors
+
+
+@pytest.fixture
+def _scalars_stay_on_the_device(monkeypatch):
+    monkeypatch.setattr(perturb, "on_host_if_free", lambda scalar: scalar)
+    monkeypatch.setattr(sam, "on_host_if_free", lambda scalar: scalar)
+
+
+@pytest.mark.usefixtures("_scalars_stay_on_the_device")
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_with_scalars_on_the_device_the_trajectory_is_the_same(norm):
+    model, data = make_model(), batch()
+    options = {"rho": 0.1, "norm": norm, "adaptive": "all", "eta": 0.01, "lr": 0.2, "momentum": 0.9}
+    expected = slow_sam(model, data, 5, k=2, **options)
+    optimizer = SAM(model.parameters(), SGD, ascent_steps=2, **options)
+    for _ in range(5):
+        optimizer.step(make_closure(model, optimizer, data))
+    got = torch.cat([p.detach().flatten() for p in model.parameters()])
+    # The CPU's fused kernel takes a learning rate on the device in float32.
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_scalars_stay_on_the_device")
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("what", ["inf", "nan", "loss"])
+def test_with_scalars_on_the_device_a_bad_step_leaves_no_trace_and_shows_no_bad_weights(which, what):
+    model = make_model(nn.BatchNorm1d(8), dtype=torch.float32)
+    optimizer = SAM(model.parameters(), Adam, ascent_steps=2, lr=0.1)
+    spoiled, before, finite = spoil(model, optimizer, which, what), everything(model), []
+
+    def closure():
+        finite.append(all(p.isfinite().all() for p in model.parameters()))
+        return spoiled()
+
+    optimizer.step(closure)
+    assert finite == [True] * 3
+    assert_same(everything(model), before)
+    assert optimizer.skipped_steps == 1
+
+
+class CountReads(TorchDispatchMode):
+    """Counts the times a tensor's value is asked for on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("_scalars_stay_on_the_device")
+@pytest.mark.parametrize("adaptive", [False, "all"])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_the_ascent_reads_nothing_on_the_host_and_a_whole_step_once(norm, adaptive):
+    model = make_model(nn.BatchNorm1d(8), nn.Dropout(0.5), dtype=torch.float32)
+    optimizer = SAM(model.parameters(), norm=norm, adaptive=adaptive, fused=True, lr=0.1)
+    closure = make_closure(model, optimizer)
+    optimizer.step(closure)
+    closure()
+    with CountReads() as reads:
+        optimizer.ascend()
+    assert reads.count == 0
+    optimizer.restore()
+    with CountReads() as reads:
+        optimizer.step(closure)
+    assert reads.count == 1
 
 
 # With the rest of PyTorch
