@@ -20,6 +20,7 @@ ROOMS = (
     "samkit.surface",
     "samkit.sharpness",
     "samkit.landscapes",
+    "samkit.diagonal",
     "samkit.data",
     "samkit.models",
     "samkit.parallel",
