@@ -18,19 +18,50 @@ from samkit import landscapes, results, sharpness, training
 from samkit.experiments import Experiment
 from samkit.training import Config
 
-__all__ = ["choose", "label_noise", "paths", "shares", "tuning", "worst_case_map"]
+__all__ = ["by_radius", "choose", "label_noise", "paths", "shares", "tuning", "worst_case_map"]
 
 STOPS = 10
 """Early stopping may end a run after each tenth of its epochs."""
 
 GRID = {
     "epochs": [20, 40, 80],
-    "weight_decays": [1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2],
     "rhos": [0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6],
-    "sam_weight_decays": [3e-4, 1e-3, 2e-3, 4e-3],
     "linf_rhos": [2.5e-4, 5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 4e-3],
 }
-"""What :func:`tuning` tries. SGD may run for twice the 40 epochs of SAM: the same number of gradients."""
+NOISY_GRID = GRID | {
+    "weight_decays": [1e-4, 3e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2],
+    "sam_weight_decays": [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2],
+}
+CLEAN_GRID = GRID | {
+    "weight_decays": [0.0, 1e-5, 1e-4, 3e-4, 1e-3, 2e-3, 4e-3],
+    "sam_weight_decays": [0.0, 1e-4, 3e-4, 1e-3, 2e-3],
+}
+"""What :func:`tuning` tries. SGD may run for twice the 40 epochs of SAM: the same number of gradients. A best
+weight decay of 0 is no end of a grid, since there is nothing below it."""
+
+NOISY_SETTINGS = {
+    "SGD": {},
+    "SGD, stopped early": {"stop": 0.4},
+    "SGD, twice the epochs": {"epochs": 80},
+    "SGD, weight decay tuned": {"weight_decay": 4e-3},
+    "SGD, all controls": {"epochs": 80, "weight_decay": 8e-3, "stop": 0.9},
+    "SAM": {"rho": 0.3},
+    "SAM, stopped early": {"rho": 0.3, "stop": 0.9},
+    "SAM, all controls": {"rho": 0.1, "weight_decay": 4e-3, "stop": 1.0},
+    "linf-SAM": {"rho": 3e-3, "norm": "linf"},
+}
+CLEAN_SETTINGS = {
+    "SGD": {},
+    "SGD, stopped early": {"stop": 0.9},
+    "SGD, twice the epochs": {"epochs": 80},
+    "SGD, weight decay tuned": {"weight_decay": 1e-4},
+    "SGD, all controls": {"epochs": 80, "weight_decay": 1e-5, "stop": 0.4},
+    "SAM": {"rho": 0.2},
+    "SAM, stopped early": {"rho": 0.2, "stop": 0.9},
+    "SAM, all controls": {"rho": 0.3, "weight_decay": 0.0, "stop": 1.0},
+    "linf-SAM": {"rho": 2e-3, "norm": "linf"},
+}
+"""What :func:`choose` finds in the stored results of :func:`tuning`, which a test compares."""
 
 
 def tuning(
@@ -120,7 +151,8 @@ def choose(tuned: results.Stored) -> dict[str, dict[str, float]]:
     dict of str to dict
         For each contestant what it changes in the default :class:`samkit.training.Config`, and ``stop``, the
         share of the run after which it stops: SGD as it comes, with each control alone, and with all of them;
-        SAM with its radius alone, and with all controls but the number of epochs; l_inf-SAM with its radius.
+        SAM with its radius alone, with its stop too, and with its weight decay as well; l_inf-SAM with its
+        radius.
     """
     grid = tuned.config
     sgd, sam, linf = (tuned.column(f"{name}_validation").mean(axis=0) for name in ("sgd", "sam", "linf"))
@@ -128,11 +160,12 @@ def choose(tuned: results.Stored) -> dict[str, dict[str, float]]:
     e, w = grid["epochs"].index(default.epochs), grid["weight_decays"].index(default.weight_decay)
     v = grid["sam_weight_decays"].index(default.weight_decay)
     best_e, best_w, best_stop = np.unravel_index(sgd.argmax(), sgd.shape)
+    rho, stop = np.unravel_index(sam[v].argmax(), sam[v].shape)
     sam_w, sam_rho, sam_stop = np.unravel_index(sam.argmax(), sam.shape)
     return {
         "SGD": {},
         "SGD, stopped early": {"stop": _share(sgd[e, w].argmax())},
-        "SGD, epochs tuned": {"epochs": grid["epochs"][sgd[:, w, -1].argmax()]},
+        "SGD, twice the epochs": {"epochs": 2 * default.epochs},
         "SGD, weight decay tuned": {"weight_decay": grid["weight_decays"][sgd[e, :, -1].argmax()]},
         "SGD, all controls": {
             "epochs": grid["epochs"][best_e],
@@ -140,6 +173,7 @@ def choose(tuned: results.Stored) -> dict[str, dict[str, float]]:
             "stop": _share(best_stop),
         },
         "SAM": {"rho": grid["rhos"][sam[v, :, -1].argmax()]},
+        "SAM, stopped early": {"rho": grid["rhos"][rho], "stop": _share(stop)},
         "SAM, all controls": {
             "rho": grid["rhos"][sam_rho],
             "weight_decay": grid["sam_weight_decays"][sam_w],
@@ -147,6 +181,25 @@ def choose(tuned: results.Stored) -> dict[str, dict[str, float]]:
         },
         "linf-SAM": {"rho": grid["linf_rhos"][linf[:, -1].argmax()], "norm": "linf"},
     }
+
+
+def by_radius(tuned: results.Stored) -> tuple[np.ndarray, np.ndarray]:
+    """Test accuracy of SAM at each radius and of SGD, at the end of a run with the default settings.
+
+    Parameters
+    ----------
+    tuned : samkit.results.Stored
+        Stored results of :func:`tuning`.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        SAM's accuracies in percent (seeds, R), and SGD's (seeds,).
+    """
+    grid, default = tuned.config, Config()
+    v = grid["sam_weight_decays"].index(default.weight_decay)
+    e, w = grid["epochs"].index(default.epochs), grid["weight_decays"].index(default.weight_decay)
+    return tuned.column("sam_test")[:, v, :, -1], tuned.column("sgd_test")[:, e, w, -1]
 
 
 def _share(tenth: int) -> float:
@@ -330,6 +383,8 @@ def shares(rho: float | Sequence[float], n: int = 24, **settings) -> dict[str, f
 
 
 STORED = {
-    "sam_tuning_noisy": Experiment(tuning, {"fraction": 0.3, **GRID}, range(100, 108)),
-    "sam_tuning_clean": Experiment(tuning, {"fraction": 0.0, **GRID}, range(100, 108)),
+    "sam_tuning_noisy": Experiment(tuning, {"fraction": 0.3, **NOISY_GRID}, range(100, 108)),
+    "sam_tuning_clean": Experiment(tuning, {"fraction": 0.0, **CLEAN_GRID}, range(100, 108)),
+    "sam_noisy": Experiment(label_noise, {"fraction": 0.3, "settings": NOISY_SETTINGS}, range(24)),
+    "sam_clean": Experiment(label_noise, {"fraction": 0.0, "settings": CLEAN_SETTINGS}, range(24)),
 }
