@@ -374,7 +374,11 @@ class SAM(Optimizer):
         FloatingPointError
             If ``nonfinite="raise"`` and a loss or gradient was not finite.
         """
-        closures = self._closures(closure)
+        return self._step(self._closures(closure), ascent_context)
+
+    def _step(
+        self, closures: list[Closure], ascent_context: Callable[[], AbstractContextManager] | None
+    ) -> Any:
         if self._climbed:
             raise RuntimeError("step() was called after ascend(): call descend() or restore() first")
         self._restored = False
@@ -401,7 +405,7 @@ class SAM(Optimizer):
         else:
             self._before_step.forget()
             self.base_optimizer.step()
-        return losses[0] if len(losses) == 1 else sum(_detached(loss) for loss in losses) / len(losses)
+        return losses[0] if len(losses) == 1 else sum(map(scalar, losses)) / len(losses)
 
     def _passes(self, closure: Closure, ascent_context: Callable[[], AbstractContextManager] | None) -> Any:
         """Run one closure at theta_0 and along the ascent; leave the weights home and g_k in ``.grad``."""
@@ -443,16 +447,9 @@ class SAM(Optimizer):
     def _evaluate(self, closure: Closure) -> Any:
         with torch.enable_grad():
             loss = closure()
-        if isinstance(loss, Tensor):
-            if loss.numel() != 1:
-                raise ValueError(
-                    f"the closure must return a scalar loss, got shape {tuple(loss.shape)}: average it, for "
-                    "example loss.mean()"
-                )
-        elif isinstance(loss, bool) or not isinstance(loss, numbers.Real):
-            raise TypeError(f"the closure must return its loss, got {loss!r}: end it with `return loss`")
+        value = scalar(loss)
         if self.nonfinite is not None:
-            self._suspects.append(on_host_if_free(_detached(loss).reshape(())))
+            self._suspects.append(on_host_if_free(value))
         return loss
 
     # Moving the weights
@@ -483,7 +480,11 @@ class SAM(Optimizer):
         return parts
 
     def _climb(
-        self, params: list[Tensor], directions: list[Tensor], scale: Tensor, blocked: Tensor | None
+        self,
+        params: list[Tensor],
+        directions: list[Tensor],
+        scale: Tensor | float,
+        blocked: Tensor | bool | None,
     ) -> None:
         add_scaled_(params, directions, scale, blocked)
 
@@ -648,8 +649,18 @@ class _Home:
         self._params, self._values = [], []
 
 
-def _detached(loss: Any) -> Tensor:
-    return loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
+def scalar(loss: Any) -> Tensor:
+    """What a closure returned, as a scalar tensor without history."""
+    if isinstance(loss, Tensor):
+        if loss.numel() != 1:
+            raise ValueError(
+                f"the closure must return a scalar loss, got shape {tuple(loss.shape)}: average it, for "
+                "example loss.mean()"
+            )
+        return loss.detach().reshape(())
+    if isinstance(loss, bool) or not isinstance(loss, numbers.Real):
+        raise TypeError(f"the closure must return its loss, got {loss!r}: end it with `return loss`")
+    return torch.tensor(float(loss))
 
 
 def _one_of(name: str, value: Any, choices: tuple) -> Any:

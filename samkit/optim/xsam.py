@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from samkit._arguments import integer, number
 from samkit.optim.randomness import RandomState
-from samkit.optim.sam import SAM, Closure
+from samkit.optim.sam import SAM, Closure, scalar
 from samkit.perturb import Plane, at_least_float32, times
 
 
@@ -159,7 +159,7 @@ class XSAM(SAM):
         self._forwards = iter(forwards)
         self._over_ranks = ascent_context is not None
         try:
-            return super().step(closures, ascent_context=ascent_context)
+            return self._step(closures, ascent_context)
         finally:
             self._over_ranks = False
             self._displacement, self._turns = {}, []
@@ -242,15 +242,18 @@ class XSAM(SAM):
 
     def _make_workspace(self) -> None:
         super()._make_workspace()
-        self._displacement: dict[
-            Tensor, Tensor
-        ] = {}  # theta_k - theta_0 as it was added, never by subtraction
+        # theta_k - theta_0 as it was added, never by subtraction.
+        self._displacement: dict[Tensor, Tensor] = {}
         self._turns: list[_Turn] = []
         self._forwards: Iterator[Closure] = iter(())
         self._over_ranks = False
 
     def _climb(
-        self, params: list[Tensor], directions: list[Tensor], scale: Tensor, blocked: Tensor | None
+        self,
+        params: list[Tensor],
+        directions: list[Tensor],
+        scale: Tensor | float,
+        blocked: Tensor | bool | None,
     ) -> None:
         super()._climb(params, directions, scale, blocked)
         moves = times(at_least_float32(directions), scale)
@@ -293,9 +296,7 @@ class XSAM(SAM):
         moved = self._displacement
         params = [p for p in self._parameters() if p in moved or p.grad is not None]
         v0 = [moved[p] if p in moved else torch.zeros_like(p) for p in params]
-        v1 = [
-            torch.zeros_like(p) if p.grad is None else sign * p.grad if sign < 0 else p.grad for p in params
-        ]
+        v1 = [torch.zeros_like(p) if p.grad is None else -p.grad if sign < 0 else p.grad for p in params]
         turn = _Turn(params, Plane.through(v0, v1), sign, forward, rng)
         self._displacement = {}
         return turn
@@ -348,7 +349,7 @@ class XSAM(SAM):
     @staticmethod
     def _height(forward: Closure) -> Tensor:
         try:
-            loss = forward()
+            return scalar(forward())
         except RuntimeError as error:
             if "does not require grad" not in str(error):
                 raise
@@ -357,7 +358,6 @@ class XSAM(SAM):
                 "`if loss.requires_grad: loss.backward()` in it, or pass step(closure, forward=...) with a "
                 "function that returns the loss alone"
             ) from error
-        return torch.as_tensor(loss).detach().reshape(())
 
 
 @dataclass(frozen=True)

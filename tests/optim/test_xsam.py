@@ -709,3 +709,24 @@ def test_forward_functions_come_one_for_each_closure():
         optimizer.step([closure, closure], forward=closure)
     with pytest.raises(TypeError, match="closure"):
         optimizer.step(closure, forward=[3])
+
+
+def test_hooks_on_the_wrapper_are_called_once_a_step():
+    model = make_model()
+    SAM(model.parameters(), lr=0.1)  # making one patches its class's step, which XSAM must not pass through
+    optimizer = XSAM(model.parameters(), search_every=1, lr=0.1)
+    called = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    optimizer.step(make_closure(model, optimizer))
+    assert called == ["before", "after"]
+
+
+@pytest.mark.parametrize(("value", "error"), [(None, TypeError), (torch.ones(2), ValueError)])
+def test_a_forward_function_that_returns_no_loss_is_refused_with_the_weights_home(value, error):
+    model = make_model()
+    optimizer = XSAM(model.parameters(), search_every=1, lr=0.1)
+    before = flat(model)
+    with pytest.raises(error, match="must return"):
+        optimizer.step(make_closure(model, optimizer), forward=lambda: value)
+    assert torch.equal(flat(model), before)
