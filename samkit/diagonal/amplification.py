@@ -148,7 +148,9 @@ def amplify(
                 Q_last[live] = np.where(gone, np.inf, Q_now)
             if until == "settled":
                 leader = mu[(difference / mu[:, None] ** 2).argmax(0)]
-                leads = rising & (r > settled_r) & (leader == last[live]) & (s_now > 0)
+                leads = (
+                    rising & (r > settled_r) & (leader == last[live]) & (difference.max(0) > 0) & (s_now > 0)
+                )
                 s_settled[live] = np.where(leads, np.fmin(s_settled[live], s_now), s_settled[live])
                 end &= ~rising | leads | frozen
             if end.any():

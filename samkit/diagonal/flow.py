@@ -364,7 +364,7 @@ def _translated(
             norm = np.sqrt((mu**2 * (w1**2 + w2**2)).sum(1))
             product = w1 * w2
             ahead = np.where(mu == final[late, None], product, -np.inf).max(1)
-            led = ahead > np.where(mu == final[late, None], -np.inf, product).max(1)
+            led = ahead > np.where(mu == final[late, None], 0, product).max(1)
             led &= norm > rho * mu[-2:].sum()
             last[late] = reach
             late = late[~led]
@@ -462,6 +462,8 @@ class _ThreeLayers:
     def __call__(self, s: np.ndarray) -> np.ndarray:
         """The layers ``(T, 3, d)``."""
         inside = s[s < min(self.s_end, self._path(self._tau[-1])[-1])]
+        if not len(inside):
+            return np.broadcast_to(self._final, (len(s), *self._shape))
         tau = np.linspace(self._tau[:-1], self._tau[1:], 20, axis=1).ravel()
         tau = np.interp(inside, self._path(tau)[-1], tau)
         for _ in range(4):

@@ -326,6 +326,12 @@ class TestThreeLayersAndMore:
         free = flow(mu, [0.05, 0.3, 0.2], 1.0, depth=3)
         assert (np.diff(free.layers[0][:-1], axis=0) >= 0).all()
 
+    @pytest.mark.parametrize("init", [0.8, (2.0, 0.1, 0.15)])
+    def test_times_may_all_lie_behind_the_end(self, init):
+        end = flow(MU3, init, 1.0, depth=3)
+        result = flow(MU3, init, 1.0, depth=3, s=[end.s_end, 2 * end.s_end])
+        np.testing.assert_array_equal(result.beta, np.stack([end.beta[-1]] * 2))
+
     def test_l2_sam_can_collapse_from_unbalanced_layers(self):
         init = (2.0, 0.1, 0.15)
         result = flow([1.0], init, 1.0, depth=3)
@@ -394,6 +400,12 @@ class TestShapes:
             assert result.gradient_norm[-1] > 5
         assert result.s_end == result.s[-1]
 
+    @pytest.mark.parametrize("method", ["l2-sam", "gd"])
+    def test_the_default_times_wait_until_a_coordinate_that_starts_negative_leads(self, method):
+        result = flow([1.0, 4.0], ([0.23, -0.39], [-0.38, 0.5]), 0.05, method=method)
+        assert result.beta[0].max() < 0
+        assert result.leader[-1] == 1
+
     def test_the_gradient_norm_is_that_of_all_layers(self):
         result = flow([1.0, 2.0], ([0.5, 0.6], [0.7, 0.8]), 0.1, s=[0.0, 1.0])
         expected = math.sqrt(0.7**2 + 0.5**2 + 4 * (0.8**2 + 0.6**2))
@@ -458,6 +470,32 @@ class TestPhaseDiagram:
     def test_of_tied_features_the_first_leads(self):
         found = phase_diagram([1.0, 2.0, 2.0], [0.3, 0.5, 0.8], np.linspace(0, 8, 30))
         assert set(found.leader.ravel()) == {-1, 0, 1}
+
+
+class TestAnyStart:
+    @pytest.mark.parametrize(
+        ("method", "depth"),
+        [("gd", 2), ("l2-sam", 2), ("linf-sam", 2), ("gd", 4), ("linf-sam", 3), ("l2-sam", 3)],
+    )
+    def test_never_gives_nan_and_ends_as_its_fate_says(self, method, depth):
+        rng = np.random.default_rng(depth)
+        for _ in range(60 if depth == 2 else 10):
+            d = rng.integers(1, 6)
+            mu, rho = (
+                np.sort(np.exp(rng.normal(0, rng.choice([0.01, 1, 2]), d))),
+                rng.choice([1e-3, 1.0, 50.0]),
+            )
+            init = rho * rng.uniform(0.1, 2, d)
+            if depth == 2 and rng.random() < 0.6:
+                init = tuple(rho * rng.normal(size=(2, d)) * (rng.random((2, d)) < 0.8))
+            result = flow(mu, init, rho, method=method, depth=depth)
+            for values in (result.beta, *result.layers, result.gradient_norm):
+                assert not np.isnan(values).any()
+            if result.outcome == "collapses":
+                assert not result.beta[-1].any()
+            elif result.outcome == "diverges":
+                assert result.leader[-1] >= 0
+                assert result.gradient_norm[-1] > rho * mu[-2:].sum()
 
 
 class TestBadInput:
