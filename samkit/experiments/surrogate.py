@@ -395,7 +395,7 @@ def catchment(
     rho : float
         SAM's radius.
     distances : sequence of float
-        Distances from the saddle, positive towards the flat minimum (k,).
+        Distances from the saddle, positive towards the flat minimum, shape (...).
     learning_rate : float
         The step.
     steps : int
@@ -404,7 +404,7 @@ def catchment(
     Returns
     -------
     numpy.ndarray of bool
-        Whether SAM ends within 1 of the saddle (k,).
+        Whether SAM ends within 1 of the saddle, shape (...).
     """
     ends = paths(downhill(distances), rho, learning_rate=learning_rate, momentum=0.0, steps=steps)[-1]
     return np.linalg.norm(ends - landscapes.SADDLE, axis=-1) < 1
