@@ -25,18 +25,25 @@ def badge(status: str) -> str:
     return f"[{status}]{{.claim-badge .{status.replace(' ', '-')}}}"
 
 
+def typeset(words: str) -> str:
+    """The ledger's plain words with the norms as mathematics, and with links to the papers."""
+    words = re.sub(r"\bl_(\d|inf)\b", lambda found: f"$\\ell_{found[1]}$".replace("inf", "\\infty"), words)
+    words = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", words)
+    return words.replace("[M]", "{cite:t}`moon2026minor`").replace("[X]", "{cite:t}`chen2026revisiting`")
+
+
 def card(name: str, row: dict, chapter: str) -> str:
     """One claim in Markdown; ``chapter`` is a link to the notebook that settles it."""
     scale = f" at full scale: {badge(row['full_scale'])}" if "full_scale" in row else ""
     facts = {
-        "Source": row["source"],
+        "Source": typeset(row["source"]),
         "Chapter": chapter,
-        "Decision rule": row.get("rule"),
-        "Computed by": f"`{row['function']}`" if "function" in row else None,
-        "Seen": row.get("measured"),
+        "Decision rule": typeset(row["rule"]),
+        "Computed by": f"{{py:func}}`{row['function']}`",
+        "Seen": typeset(row.get("measured", "")),
     }
     listed = "\n\n".join(f"{label}\n: {value}" for label, value in facts.items() if value)
-    body = "\n\n".join((f"**{name}** {badge(row['status'])}{scale}", row["statement"], listed))
+    body = "\n\n".join((f"**{name}** {badge(row['status'])}{scale}", typeset(row["statement"]), listed))
     return f"::::{{div}} claim\n:name: ledger-{name.lower()}\n\n{body}\n::::\n"
 
 
@@ -54,7 +61,7 @@ class Claims(SphinxDirective):
         planned = ["| id | planned claim | source |", "|---|---|---|"]
         for name, row in claims.items():
             if row["status"] == "planned":
-                planned.append(f"| {name} | {row['statement']} | {row['source']} |")
+                planned.append(f"| {name} | {typeset(row['statement'])} | {typeset(row['source'])} |")
                 continue
             chapter = chapters[row["chapter"]]
             box = self.parse_text_to_nodes(card(name, row, f"[](/{chapter}.ipynb)"))[0]
