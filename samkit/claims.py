@@ -329,7 +329,12 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         rows = [
-            [part.says, _with_unit(estimate, part), _rule(part), "yes" if holds else "no"]
+            [
+                part.says,
+                _with_unit(estimate, part),
+                _rule(part).removeprefix("rule: "),
+                "yes" if holds else "no",
+            ]
             for part, estimate, holds in self.measured
         ]
         cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
@@ -344,7 +349,8 @@ class Verdict:
 
 
 def _with_unit(estimate: Estimate, part: Part) -> str:
-    return f"{estimate} {part.unit}".strip()
+    value, comma, n = str(estimate).partition(", n")
+    return f"{value} {part.unit}".strip() + comma + n
 
 
 def _rule(part: Part) -> str:

@@ -167,10 +167,10 @@ def test_the_verdict_shows_id_value_interval_rule_and_status_as_text_and_as_html
     a_ledger("reproduced in part")
     verdict = claim("Z1", above=Estimate(0.5, 0.25, 0.75, n=12), below=Estimate(0.0, -1.0, 0.5, n=12))
     for text in (repr(verdict), verdict._repr_html_()):
-        for piece in ("Z1", "Water is wet.", "0.5 [0.25, 0.75], n = 12 points", "1", "reproduced in part"):
+        for piece in ("Z1", "Water is wet.", "0.5 [0.25, 0.75] points, n = 12", "1", "reproduced in part"):
             assert piece in text
     assert "rule: > 1" in repr(verdict)
-    assert "rule: &gt; 1" in verdict._repr_html_()
+    assert "<td>&gt; 1</td>" in verdict._repr_html_()
 
 
 def test_html_cannot_be_broken_by_a_statement(monkeypatch):
