@@ -17,19 +17,11 @@ OLD, NEW = "OWNER/REPO", "sharp-minds/flat-minima"
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Every file that git tracks or would track, in a new folder."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
-    for name in listed:
-        if (ROOT / name).is_file():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
+    """The repository's own files in a new folder; what .gitignore names, and git itself, stay behind."""
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
+    new = tmp_path / "copy"
+    shutil.copytree(ROOT, new, ignore=shutil.ignore_patterns(".git", *ignored))
+    return new
 
 
 def address(folder: Path) -> subprocess.CompletedProcess:
