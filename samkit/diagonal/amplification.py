@@ -23,6 +23,7 @@ __all__ = ["Amplification", "amplify"]
 _TOLERANCE = 1e-11
 # Where r is this large, Q no longer moves; where it is this small, s no longer does.
 _LARGE, _SMALL = 1e14, 1e-15
+_LONG = 300.0  # logarithm of the largest weight that is waited for, so that products stay in range
 _HOVERING = 1e4  # in units of 1/min mu: only a start exactly on the critical scale is undecided so late
 
 
@@ -40,7 +41,7 @@ class Amplification:
         ``(n,)``, when it collapses; infinite for the others.
     s_settled : numpy.ndarray
         ``(n,)``, for a diverging start a time by which the last leader leads and r exceeds the sum of the two
-        largest mu (only if asked for).
+        largest mu, or the weights leave the range of float64 (only if asked for).
     """
 
     Q: np.ndarray
@@ -180,7 +181,8 @@ def amplify(
             ahead = mu[major][:, None] - mu
             behind = Q_last[late, None] * (mu[major][:, None] ** 2 - mu**2) + log_p[late]
             behind -= np.take_along_axis(log_p[late], major[:, None], 1)
-            s_settled[late] = np.where(ahead > 0, behind / ahead, 0).max(1)
+            overflow = ((_LONG - log_p[late] + mu**2 * Q_last[late, None]) / mu).min(1)
+            s_settled[late] = np.minimum(np.where(ahead > 0, behind / ahead, 0).max(1), overflow)
     Q = np.where(np.arange(len(s)) < filled[:, None], Q, Q_last[:, None])
     Q[s >= s_end[:, None]] = np.inf
     return Amplification(Q, collapses, diverges, s_end, s_settled)

@@ -134,7 +134,8 @@ def flow(
         Number of layers L. Three layers are the most for l_2-SAM.
     s : array_like, optional
         Times ``(T,)``, increasing from 0 or later. By default 801 up to the latest ``s_end``, or, for a start
-        that grows for ever, until the final leader leads and n/rho exceeds the two largest mu together.
+        that grows for ever, until the final leader leads and n/rho exceeds the two largest mu together (or,
+        between features that are nearly equal, until the weights are as large as float64 can square).
 
     Returns
     -------
