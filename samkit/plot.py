@@ -722,7 +722,7 @@ def edge_of_stability(paths: Mapping[str, Mapping[str, np.ndarray]]) -> np.ndarr
         top.plot(path["time"], path["loss"], label=label, **look)
         bottom.plot(path["time"], path["top_eigenvalue"], **look)
     for edge in {float(path["edge"]) for path in paths.values()}:
-        reference(bottom, edge, f"2/η for η = {2 / edge:g}", side="left")
+        reference(bottom, edge, f"2/η = {edge:.3g}", side="left")
     bottom.set_ylim(bottom=0)
     top.legend(ncols=2)
     return np.array([top, bottom])

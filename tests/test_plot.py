@@ -223,5 +223,5 @@ def test_each_edge_of_stability_is_drawn_once_and_named():
     path = {"time": np.arange(3.0), "loss": np.ones(3), "top_eigenvalue": np.full(3, 19.0)}
     labels = {"GD, η = 0.1": 20.0, "SAM, η = 0.1": 20.0, "GD, η = 0.2": 10.0}
     top, bottom = plot.edge_of_stability({k: path | {"edge": np.array(v)} for k, v in labels.items()})
-    assert sorted(text.get_text() for text in bottom.texts) == ["2/η for η = 0.1", "2/η for η = 0.2"]
+    assert sorted(text.get_text() for text in bottom.texts) == ["2/η = 10", "2/η = 20"]
     assert [text.get_text() for text in top.get_legend().get_texts()] == list(labels)

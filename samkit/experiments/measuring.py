@@ -21,6 +21,7 @@ from samkit.training import Config, Result, dataset, loss_function, run
 
 __all__ = [
     "EDGE",
+    "IMAGES",
     "STORED",
     "TINY",
     "TINY_RELU",
@@ -41,10 +42,15 @@ TINY = Config(
     epochs=100,
     evaluate_every=100,
 )
-"""A smooth network of 418 weights: small enough to write down its whole Hessian."""
+"""A smooth network of 418 weights, small enough to write down its whole Hessian."""
 
 TINY_RELU = replace(TINY, model_options=TINY.model_options | {"activation": "relu"})
 """The same with ReLU, which can be rescaled, and whose loss has kinks."""
+
+IMAGES = Config(
+    "mnist_images", model_options={"width": 20, "depth": 1}, train_size=1000, batch_size=50, epochs=20
+)
+"""A network of 15,910 weights that fits its thousand images, too large for the whole Hessian."""
 
 EDGE = Config(
     model_options={"width": 50, "activation": "tanh"},
@@ -127,6 +133,36 @@ class FlatNetwork:
         """
         return self._loss(self.outputs(theta), self._y)
 
+    def gradient(self, theta: Tensor) -> Tensor:
+        """The gradient of the training loss.
+
+        Parameters
+        ----------
+        theta : torch.Tensor
+            Weights (n,).
+
+        Returns
+        -------
+        torch.Tensor
+            The gradient (n,), detached.
+        """
+        return torch.func.grad(self.loss)(theta).detach()
+
+    def hessian(self, theta: Tensor) -> Tensor:
+        """The whole Hessian of the training loss.
+
+        Parameters
+        ----------
+        theta : torch.Tensor
+            Weights (n,).
+
+        Returns
+        -------
+        torch.Tensor
+            The Hessian (n, n), detached.
+        """
+        return torch.func.jacrev(torch.func.grad(self.loss))(theta).detach()
+
 
 def outliers(seed: int, classes: int, *, k: int = 20) -> dict[str, Any]:
     """Train a small network on the first few digits of MNIST and look at the top of its Hessian's spectrum.
@@ -144,8 +180,8 @@ def outliers(seed: int, classes: int, *, k: int = 20) -> dict[str, Any]:
     -------
     dict
         ``eigenvalues`` (k,) of the training loss's Hessian, descending; ``count``, how many lie above the
-        widest gap, that is the i with the largest ratio of the i-th to the next eigenvalue; ``gap``, that
-        ratio; ``accuracy`` on the training images in per cent.
+        widest gap; ``gaps`` (k - 1,), the ratios of each eigenvalue to the next; ``accuracy`` on the training
+        images in per cent.
 
     Notes
     -----
@@ -173,7 +209,7 @@ def outliers(seed: int, classes: int, *, k: int = 20) -> dict[str, Any]:
     return {
         "eigenvalues": top.value,
         "count": int(gaps.argmax()) + 1,
-        "gap": gaps.max(),
+        "gaps": gaps,
         "accuracy": 100 * float((model(x).argmax(dim=1) == y).double().mean()),
     }
 
@@ -208,8 +244,7 @@ def ball(
     """
     options = TINY.model_options | {"activation": activation}
     net = FlatNetwork(run(replace(TINY, model_options=options, data_seed=seed), seed, progress=False))
-    g = torch.func.grad(net.loss)(net.theta).detach()
-    H = torch.func.hessian(net.loss)(net.theta).detach()
+    g, H = net.gradient(net.theta), net.hessian(net.theta)
     delta = torch.zeros_like(g, requires_grad=True)
     slope, top = float(g.norm()), float(torch.linalg.eigvalsh(H)[-1])
     row: dict[str, list[float]] = {"slope": [], "quadratic": [], "bound": [], "half_trace": []}
