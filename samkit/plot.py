@@ -246,6 +246,7 @@ def accuracy_against_rho(
         The axes.
     """
     ax = curves(rhos, groups, xlabel="radius ρ", ylabel=ylabel, logx=True, ax=ax)
+    _plain_ticks(ax)
     flat = reference or {}
     looks = _styles([*groups, *flat])[len(groups) :]
     for (label, values), look in zip(flat.items(), looks, strict=True):
@@ -289,8 +290,8 @@ def dots(
     if ax is None:
         _, ax = plt.subplots(figsize=(6.4, 1.0 + 0.55 * len(groups)))
     ax.set_xlabel(xlabel)
-    for row, (values, look) in enumerate(zip(groups.values(), _styles(groups), strict=True)):
-        values, color = np.asarray(values, dtype=float), look["color"]
+    for row, (label, values) in enumerate(groups.items()):
+        values, color = np.asarray(values, dtype=float), style(label, row)["color"]
         spread = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else [0.0]
         ax.plot(
             values, row + np.asarray(spread), "o", color=color, alpha=0.45, markersize=4, linestyle="none"
@@ -365,8 +366,7 @@ def means(
         ax.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, fmt="osD^v"[kind % 5], color=color, capsize=2)
         ax.annotate(label, (x.mean(), y.mean()), (4, 11), textcoords="offset points", fontsize=9)
     if logx:
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.xaxis.set_major_formatter("{x:g}")
+        _plain_ticks(ax)
     ax.margins(x=0.25, y=0.15)
     return ax
 
@@ -737,6 +737,13 @@ def _axes(ax: Axes | None, xlabel: str, ylabel: str, *, logx: bool = False, logy
     if logy:
         ax.set_yscale("log")
     return ax
+
+
+def _plain_ticks(ax: Axes) -> None:
+    """0.05, 0.1, 0.2 below a logarithmic axis that spans a decade or two."""
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("")
 
 
 def _legend(ax: Axes, groups: Mapping) -> None:
