@@ -238,7 +238,7 @@ def test_the_claims_page_shows_each_settled_claim_with_its_verdict(page: Page, a
     for claim in settled:
         card = page.locator(f"#ledger-{claim.id.lower()}")
         assert card.locator(".claim-badge").first.inner_text() == claim.status
-        assert card.locator(".claim .claim-badge").text_content() == claim.status
+        assert card.locator(".claim .claim-badge").all_text_contents() == [claim.status]
         assert card.locator(".claim tbody tr").count() == len(claim.parts)
 
 
