@@ -1,4 +1,4 @@
-"""The package as a stranger gets it: what wheel and sdist carry, and that every list of dependencies agrees."""
+"""The package as a stranger gets it: what wheel and sdist carry; and all lists of dependencies agree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
@@ -56,7 +55,8 @@ def test_the_wheel_carries_code_data_and_licence(built: Path) -> None:
 
 def test_the_sdist_carries_the_data_and_nothing_built(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
-    names = {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames() if "/" in name}
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert data_files() <= names
     assert {"pyproject.toml", "README.md", "LICENSE", "tests/test_package.py"} <= names
     assert not [name for name in names if name.startswith((".venv", "_build", ".git/", "node_modules"))]

@@ -52,13 +52,11 @@ def copy_setup_cell(root: Path) -> list[Path]:
     text = (root / "book" / "setup_cell.py").read_text(encoding="utf-8").rstrip("\n")
     changed = []
     for path in sorted((root / "notebooks").glob("*.ipynb")):
-        before = path.read_text(encoding="utf-8")
-        notebook = json.loads(before)
+        notebook = json.loads(path.read_text(encoding="utf-8"))
         first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-        first["source"] = text.splitlines(keepends=True)
-        after = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-        if after != before:
-            path.write_text(after, encoding="utf-8")
+        if "".join(first["source"]) != text:
+            first["source"] = text.splitlines(keepends=True)
+            path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             changed.append(path)
     return changed
 

@@ -53,7 +53,7 @@ def test_a_target_out_of_reach_ends_with_the_remedy():
 
 
 def test_a_run_that_diverges_ends_too():
-    with pytest.raises(RuntimeError, match="after 50 steps, .* lower the learning rate"):
+    with pytest.raises(RuntimeError, match=r"after 50 steps, .* lower the learning rate"):
         train_to(replace(MOONS, learning_rate=1e30), 0)
 
 
