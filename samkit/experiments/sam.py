@@ -36,13 +36,6 @@ CLEAN_GRID = GRID | {
     "weight_decays": [0.0, 1e-5, 1e-4, 3e-4, 1e-3, 2e-3, 4e-3],
     "sam_weight_decays": [0.0, 1e-4, 3e-4, 1e-3, 2e-3],
 }
-CNN_GRID = {
-    "epochs": [20, 40, 80],
-    "weight_decays": [1e-4, 3e-4, 1e-3, 2e-3, 4e-3],
-    "rhos": [0.005, 0.01, 0.02, 0.04, 0.08, 0.16],
-    "sam_weight_decays": [1e-3],
-    "linf_rhos": [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3],
-}
 """What :func:`tuning` tries. SGD may run for twice the 40 epochs of SAM: the same number of gradients. A best
 weight decay of 0 is no end of a grid, since there is nothing below it."""
 
@@ -392,7 +385,6 @@ def shares(rho: float | Sequence[float], n: int = 24, **settings) -> dict[str, f
 STORED = {
     "sam_tuning_noisy": Experiment(tuning, {"fraction": 0.3, **NOISY_GRID}, range(100, 108)),
     "sam_tuning_clean": Experiment(tuning, {"fraction": 0.0, **CLEAN_GRID}, range(100, 108)),
-    "sam_tuning_cnn": Experiment(tuning, {"fraction": 0.3, "model": "cnn1d", **CNN_GRID}, range(100, 105)),
     "sam_noisy": Experiment(label_noise, {"fraction": 0.3, "settings": NOISY_SETTINGS}, range(24)),
     "sam_clean": Experiment(label_noise, {"fraction": 0.0, "settings": CLEAN_SETTINGS}, range(24)),
 }
