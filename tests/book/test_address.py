@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OLD, NEW = "OWNER/REPO", "sharp-minds/flat-minima"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OLD, NEW = PROJECT["urls"]["Repository"].removeprefix("https://github.com/"), "sharp-minds/flat-minima"
 
 
 @pytest.fixture
