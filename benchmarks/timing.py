@@ -18,10 +18,12 @@ def in_turns(candidates: Mapping[str, Callable[[], object]], repeats: int) -> di
         run()  # the first call allocates and loads
     gc.disable()
     try:
-        for _ in range(repeats):
-            for name, run in candidates.items():
+        for turn in range(repeats):
+            # Another one begins each round: whoever follows the collection, or a heavy one, starts cold.
+            names = list(candidates)[turn % len(candidates) :] + list(candidates)[: turn % len(candidates)]
+            for name in names:
                 start = time.perf_counter()
-                run()
+                candidates[name]()
                 seconds[name].append(time.perf_counter() - start)
             gc.collect()
     finally:

@@ -53,7 +53,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     dtypes = {t.dtype for t in tensors}
     wide = torch.float32 if dtypes & {torch.bfloat16, torch.float16} else None
     first = tensors[0].device
-    if first.type == "cpu" and len(dtypes) == 1 and sum(t.numel() for t in tensors) < _SMALL * len(tensors):
+    if first.type == "cpu" and len(dtypes) == 1 and sum(map(Tensor.numel, tensors)) < _SMALL * len(tensors):
         return torch.linalg.vector_norm(torch._utils._flatten_dense_tensors(tensors), dtype=wide)
     norms = torch._foreach_norm(tensors, 2, dtype=wide)
     return torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]))
@@ -80,6 +80,11 @@ def scaling(params: Sequence[Tensor], adaptive: str | bool, eta: float = 0.0) ->
     list of Tensor or None
         One tensor for each parameter, of the same shape.
 
+    Raises
+    ------
+    ValueError
+        If ``adaptive`` is something else.
+
     Examples
     --------
     >>> import torch
@@ -91,7 +96,9 @@ def scaling(params: Sequence[Tensor], adaptive: str | bool, eta: float = 0.0) ->
     -----
     Source: Kwon et al. 2021 (ASAM, arXiv 2102.11600), section 4. Derived in chapter 2.
     """
-    if adaptive is False:
+    if adaptive not in (True, *ADAPTIVE):
+        raise ValueError(f"adaptive must be False, True, 'weights' or 'all', got {adaptive!r}")
+    if not adaptive:
         return None
     return [p.abs() + eta if adaptive in (True, "all") or p.dim() > 1 else torch.ones_like(p) for p in params]
 
@@ -301,11 +308,9 @@ def _has_fused_sgd(device: torch.device, dtype: torch.dtype) -> bool:
 
 def times(tensors: Sequence[Tensor], factor: Tensor | float) -> list[Tensor]:
     """The tensors times a scalar, wherever they live."""
-    if isinstance(factor, float):
-        return list(torch._foreach_mul(list(tensors), factor))
-    if len({t.device for t in tensors}) == 1:
-        return list(torch._foreach_mul(list(tensors), factor.to(tensors[0].device)))
-    return [t * factor.to(t.device) for t in tensors]
+    if isinstance(factor, float) or len({t.device for t in tensors}) == 1:
+        return list(torch._foreach_mul(list(tensors), _on(tensors[0], factor)))
+    return [t * _on(t, factor) for t in tensors]
 
 
 def sam_gradient(
@@ -473,12 +478,13 @@ class Plane:
     @classmethod
     def through(cls, v0: Sequence[Tensor], v1: Sequence[Tensor]) -> Plane:
         """The plane of two vectors, given as lists of tensors shaped alike."""
-        shapes, v0, v1 = list(v1), _strung(v0), _strung(v1)
-        length0, length1 = global_norm(v0), global_norm(v1)
-        unit0, unit1 = times(v0, over_length(1.0, length0)), times(v1, over_length(1.0, length1))
-        apart = global_norm(torch._foreach_sub(unit0, unit1))
-        together = global_norm(torch._foreach_add(unit0, unit1))
-        psi = 2 * torch.atan2(apart, together)
+        shapes, unit0, unit1 = list(v1), _strung(v0), _strung(v1)
+        length0, length1 = _normalise_(unit0), _normalise_(unit1)
+        between = [a - b for a, b in zip(unit0, unit1, strict=True)]
+        apart = global_norm(between)
+        for a, b, out in zip(unit0, unit1, between, strict=True):
+            torch.add(a, b, out=out)
+        psi = 2 * torch.atan2(apart, global_norm(between))
         return cls(unit0, unit1, shapes, length1, torch.where((length0 == 0) | (length1 == 0), 0.0, psi))
 
     def direction(self, alpha: float) -> list[Tensor]:
@@ -495,8 +501,14 @@ class Plane:
         flat = sine.abs() <= 8 * torch.finfo(sine.dtype).eps
         weight0 = torch.where(flat, 0.0, torch.sin((1 - alpha) * self.angle) / sine)
         weight1 = torch.where(flat, 1.0, torch.sin(alpha * self.angle) / sine)
-        parts0, parts1 = times(self.unit0, weight0 * length), times(self.unit1, weight1 * length)
-        return self._shaped(torch._foreach_add(parts0, parts1))
+        weight0, weight1 = on_host_if_free(weight0 * length), on_host_if_free(weight1 * length)
+        vector = [a * _on(a, weight0) for a in self.unit0]
+        for part, b in zip(vector, self.unit1, strict=True):
+            if isinstance(weight1, float):
+                part.add_(b, alpha=weight1)
+            else:
+                part.addcmul_(b, _on(b, weight1))
+        return self._shaped(vector)
 
     def _shaped(self, vector: Sequence[Tensor]) -> list[Tensor]:
         if len(vector) == len(self.shapes):
@@ -505,11 +517,22 @@ class Plane:
 
 
 def _strung(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """One long vector if the tensors are alike, else the tensors; float32 at least."""
+    """A copy: one long vector if the tensors are alike, else tensor by tensor; float32 at least."""
     tensors = at_least_float32(tensors)
-    if len({(t.device, t.dtype) for t in tensors}) == 1:
+    if len(tensors) > 1 and len({(t.device, t.dtype) for t in tensors}) == 1:
         return [torch._utils._flatten_dense_tensors(tensors)]
-    return tensors
+    return [t.detach().clone() for t in tensors]
+
+
+def _normalise_(vector: list[Tensor]) -> Tensor:
+    length = global_norm(vector)
+    for part in vector:
+        part.mul_(_on(part, over_length(1.0, length)))
+    return length
+
+
+def _on(tensor: Tensor, factor: Tensor | float) -> Tensor | float:
+    return factor if isinstance(factor, float) else factor.to(tensor.device)
 
 
 def at_least_float32(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -142,10 +142,12 @@ class SAM(Optimizer):
     ):
         self.norm = _one_of("norm", norm, NORMS)
         self.ascent_steps = integer("ascent_steps", ascent_steps, 1)
-        self.adaptive = "all" if adaptive is True else _one_of("adaptive", adaptive, ADAPTIVE)
+        self.adaptive = _one_of("adaptive", "all" if adaptive in (True,) else adaptive, ADAPTIVE)
         self.eta = number("eta", eta)
         self.nonfinite = _one_of("nonfinite", nonfinite, ("skip", "raise", None))
-        self.replay_rng = bool(replay_rng)
+        if not isinstance(replay_rng, bool):
+            raise TypeError(f"replay_rng must be True or False, got {replay_rng!r}")
+        self.replay_rng = replay_rng
         if not isinstance(model, torch.nn.Module | None):
             raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
         self.model = model
@@ -154,8 +156,11 @@ class SAM(Optimizer):
         self._make_base(params, base_optimizer, number("rho", rho), base_kwargs)
 
     def _make_base(self, params: Iterable, base_optimizer: Callable, rho: float, base_kwargs: dict) -> None:
-        if isinstance(params, Tensor):
-            raise TypeError("params must be an iterable of parameters, got one Tensor; pass [tensor]")
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            raise TypeError(
+                f"params must be an iterable of parameters, got one {type(params).__name__}; pass "
+                "model.parameters() or [tensor]"
+            )
         if isinstance(base_optimizer, Optimizer) or not callable(base_optimizer):
             raise TypeError(
                 "base_optimizer must be an optimizer class such as torch.optim.SGD, with its arguments given "
@@ -168,10 +173,16 @@ class SAM(Optimizer):
             )
         if not isinstance(groups[0], dict):
             groups = [{"params": groups}]
-        base = base_optimizer([self._with_radius(group, rho) for group in groups], **base_kwargs)
-        if isinstance(base, LBFGS):
+        groups = [self._with_radius(group, rho) for group in groups]
+        if all(isinstance(group["params"], list) and not group["params"] for group in groups):
+            raise ValueError("every group's params is empty: pass model.parameters()")
+        base = base_optimizer(groups, **base_kwargs)
+        if not isinstance(base, Optimizer):
+            raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, but it made {base!r}")
+        if isinstance(base, LBFGS | SAM):
             raise ValueError(
-                "base_optimizer cannot be LBFGS, which evaluates the closure itself: use SGD or Adam"
+                f"base_optimizer cannot be {type(base).__name__}, which evaluates the closure itself: use SGD "
+                "or Adam"
             )
         base.defaults["rho"] = rho  # so that a group added to the base directly gets one too
         state = base.state
@@ -232,7 +243,11 @@ class SAM(Optimizer):
     def _with_radius(group: dict[str, Any], rho: float) -> dict[str, Any]:
         if not isinstance(group, dict):
             raise TypeError(f"a parameter group must be a dict, got {type(group).__name__}")
+        if "params" not in group:
+            raise ValueError(f"a parameter group needs 'params', got only {', '.join(map(repr, group))}")
         own = group["params"]
+        if not isinstance(own, Iterable):
+            raise TypeError(f"a group's params must be parameters, got {own!r}")
         if not isinstance(own, Tensor | set):  # torch itself refuses a set, whose order is not fixed
             # Tied weights that were listed twice must move once.
             own = list({id(p[1] if isinstance(p, tuple) else p): p for p in own}.values())
@@ -261,7 +276,7 @@ class SAM(Optimizer):
                 "restore() or descend() first"
             )
         for group in self.param_groups:
-            number("rho", group["rho"])
+            group["rho"] = number("rho", group["rho"])  # a NumPy scalar could be saved, but not loaded safely
         parts = self._groups_with_gradients()
         if self._restored:  # the last step by hand ended without a base step
             self._restored = False
@@ -381,6 +396,11 @@ class SAM(Optimizer):
     ) -> Any:
         if self._climbed:
             raise RuntimeError("step() was called after ascend(): call descend() or restore() first")
+        if ascent_context is not None and not callable(ascent_context):
+            raise TypeError(
+                "ascent_context must be a function that makes a context manager, such as ddp.no_sync without "
+                f"parentheses; got {ascent_context!r}"
+            )
         self._restored = False
         self._suspects.clear()
         try:
@@ -422,7 +442,8 @@ class SAM(Optimizer):
             return loss
         for k in range(1, self.ascent_steps + 1):
             self.ascend()
-            self.zero_grad()
+            for p in self._parameters():  # a closure that forgets to zero must not add to the last pass
+                p.grad = None
             if rng is not None:
                 rng.replay()
             with nullcontext() if k == self.ascent_steps and self._last_pass_is_shared else local():
@@ -470,7 +491,8 @@ class SAM(Optimizer):
         parts = []
         for group in self.param_groups:
             own = [p for p in group["params"] if p.grad is not None]
-            if any(p.grad.layout is not torch.strided for p in own) or any(p.is_complex() for p in own):
+            kinds = {p.grad.layout for p in own}, {p.dtype.is_complex for p in own}
+            if own and kinds != ({torch.strided}, {False}):
                 raise TypeError(
                     "SAM needs dense real gradients, got a sparse or complex one: make embeddings with "
                     "sparse=False, and hold complex weights as torch.view_as_real"
@@ -657,6 +679,8 @@ def scalar(loss: Any) -> Tensor:
                 f"the closure must return a scalar loss, got shape {tuple(loss.shape)}: average it, for "
                 "example loss.mean()"
             )
+        if loss.is_complex():
+            raise TypeError(f"the closure must return a real loss, got {loss!r}: take its real part")
         return loss.detach().reshape(())
     if isinstance(loss, bool) or not isinstance(loss, numbers.Real):
         raise TypeError(f"the closure must return its loss, got {loss!r}: end it with `return loss`")
