@@ -114,18 +114,24 @@ def test_tuning_and_test_seeds_differ():
         assert not used & fresh
 
 
-def test_no_chosen_value_lies_at_an_end_of_its_grid():
-    for labels in ("noisy", "clean"):
-        settings = sam.STORED[f"sam_{labels}"].config["settings"]
-        inside = {
-            ("SAM", "rho"): "rhos",
-            ("SAM, all controls", "rho"): "rhos",
-            ("linf-SAM", "rho"): "linf_rhos",
-            ("SGD, weight decay tuned", "weight_decay"): "weight_decays",
-            ("SGD, all controls", "weight_decay"): "weight_decays",
-        }
-        for (name, key), grid in inside.items():
-            assert min(sam.GRID[grid]) < settings[name][key] < max(sam.GRID[grid]), (labels, name)
+@pytest.mark.parametrize("labels", ["noisy", "clean"])
+@pytest.mark.parametrize(
+    ("name", "key", "grid"),
+    [
+        ("SAM", "rho", "rhos"),
+        ("SAM, stopped early", "rho", "rhos"),
+        ("SAM, all controls", "rho", "rhos"),
+        ("SAM, all controls", "weight_decay", "sam_weight_decays"),
+        ("linf-SAM", "rho", "linf_rhos"),
+        ("SGD, weight decay tuned", "weight_decay", "weight_decays"),
+        ("SGD, all controls", "weight_decay", "weight_decays"),
+    ],
+)
+def test_no_chosen_value_lies_at_an_end_of_its_grid(labels, name, key, grid):
+    tried = sam.STORED[f"sam_tuning_{labels}"].config[grid]
+    chosen = sam.STORED[f"sam_{labels}"].config["settings"][name][key]
+    assert chosen < max(tried)
+    assert chosen > min(tried) or chosen == 0  # nothing lies below no weight decay
 
 
 def test_paths_take_the_steps_of_the_optimizer():
