@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import http.server
 import json
@@ -85,31 +84,24 @@ class Visit:
         return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
-@contextlib.contextmanager
-def opened(browser: Browser, home: str, name: str) -> Iterator[Visit]:
+VISITS = [pytest.param((way, name), id=f"{way}-{name}") for way in ("file", "http") for name in CONTENTS]
+
+
+@pytest.fixture(scope="module", params=VISITS)
+def visit(request: pytest.FixtureRequest, browser: Browser, address: str) -> Iterator[Visit]:
+    """Each page of the contents, as a file and served, with its mathematics typeset."""
+    way, name = request.param
+    assert (HTML / f"{name}.html").is_file(), f"{name} is not in the built book: run `make book`"
     page = browser.new_page(viewport=DESKTOP)
-    visit = Visit(page, home, name)
+    visit = Visit(page, HTML.as_uri() if way == "file" else address, name)
     page.on("request", lambda request: visit.requests.append(request.url))
     page.on("requestfailed", lambda request: visit.complaints.append(f"no answer: {request.url}"))
     page.on("console", lambda said: said.type == "error" and visit.complaints.append(said.text))
     page.on("pageerror", lambda error: visit.complaints.append(str(error)))
-    page.goto(f"{home}/{name}.html")
+    page.goto(f"{visit.home}/{name}.html")
     page.evaluate("window.MathJax?.startup?.promise.then(() => null)")
     yield visit
     page.close()
-
-
-def homes() -> list:
-    return [pytest.param((home, name), id=f"{home}-{name}") for home in ("file", "http") for name in CONTENTS]
-
-
-@pytest.fixture(scope="module", params=homes())
-def visit(request: pytest.FixtureRequest, browser: Browser, address: str) -> Iterator[Visit]:
-    """Each page of the contents, as a file and served."""
-    kind, name = request.param
-    assert (HTML / f"{name}.html").is_file(), f"{name} is not in the built book: run `make book`"
-    with opened(browser, HTML.as_uri() if kind == "file" else address, name) as visit:
-        yield visit
 
 
 @pytest.fixture
