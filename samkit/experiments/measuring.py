@@ -215,7 +215,12 @@ def outliers(seed: int, classes: int, *, k: int = 20) -> dict[str, Any]:
 
 
 def ball(
-    seed: int, *, rhos: Sequence[float], sigmas: Sequence[float], activation: str = "tanh"
+    seed: int,
+    *,
+    rhos: Sequence[float],
+    sigmas: Sequence[float],
+    activation: str = "tanh",
+    epochs: int = TINY.epochs,
 ) -> dict[str, list[float]]:
     r"""What gradient and Hessian predict for the loss in a ball, relative to what is measured there.
 
@@ -229,6 +234,8 @@ def ball(
         Standard deviations :math:`\sigma` of the noise.
     activation : str
         Of the network, as in :func:`samkit.models.mlp`.
+    epochs : int
+        How long to train it.
 
     Returns
     -------
@@ -243,7 +250,8 @@ def ball(
     Derived in chapter 2.
     """
     options = TINY.model_options | {"activation": activation}
-    net = FlatNetwork(run(replace(TINY, model_options=options, data_seed=seed), seed, progress=False))
+    config = replace(TINY, model_options=options, epochs=epochs, data_seed=seed)
+    net = FlatNetwork(run(config, seed, progress=False))
     g, H = net.gradient(net.theta), net.hessian(net.theta)
     delta = torch.zeros_like(g, requires_grad=True)
     slope, top = float(g.norm()), float(torch.linalg.eigvalsh(H)[-1])
