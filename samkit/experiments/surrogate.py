@@ -57,8 +57,8 @@ def highest_in_ball(g: np.ndarray, H: np.ndarray, rho: float) -> tuple[np.ndarra
     r"""The highest point of a quadratic in a ball, exactly.
 
     .. math:: \max_{\|\delta\|_2 \le \rho} \langle g, \delta\rangle + \tfrac12 \delta^\top H \delta
-        \quad\Longleftrightarrow\quad (\lambda I - H)\,\delta = g,\ \lambda \ge \max(0, \lambda_1),\
-        \lambda (\rho - \|\delta\|) = 0
+        \quad\Longleftrightarrow\quad (\nu I - H)\,\delta = g,\ \nu \ge \max(0, \lambda_1),\
+        \nu (\rho - \|\delta\|) = 0
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def drift(start: float, *, learning_rate: float, rho: float, steps: int) -> dict
 def gradient_norms(seed: int, *, sub_batches: Sequence[int], draws: int = 400) -> dict[str, np.ndarray]:
     r"""How long the gradient of m examples is on a trained network, measured and predicted.
 
-    .. math:: \mathbb E \|g_B\|^2 = \|g\|^2 + \frac1m\,\frac{n - m}{n - 1}\,\operatorname{tr} \Sigma
+    .. math:: \mathbb E \|g_m\|^2 = \|g\|^2 + \frac1m\,\frac{N - m}{N - 1}\,\operatorname{tr} \Sigma
 
     Parameters
     ----------
