@@ -24,6 +24,13 @@ def number(name: str, value: object, *, positive: bool = False) -> float:
     return float(value)
 
 
+def fraction(name: str, value: object) -> float:
+    """The value as a float; outside 0 to 1 it is a ValueError."""
+    if number(name, value) > 1:
+        raise ValueError(f"{name} must be between 0 and 1, got {value}")
+    return float(value)
+
+
 def seed(value: object) -> int:
     """The seed as an int; NumPy's legacy generator takes 0 to 2**32 - 1, and no generator a float."""
     if integer("seed", value, 0) >= 2**32:

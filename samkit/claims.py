@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import math
+import numbers
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from importlib import resources
 
 import numpy as np
 from scipy import stats
+
+from samkit import _arguments
 
 __all__ = ["STATUSES", "Claim", "ClaimError", "Estimate", "Part", "Verdict", "claim", "evidence", "ledger"]
 
@@ -39,7 +42,9 @@ class Estimate:
     Raises
     ------
     ValueError
-        If the interval does not contain the value.
+        If the interval does not contain the value, or ``n`` is less than 1.
+    TypeError
+        If value, low or high is not a number.
 
     Examples
     --------
@@ -54,6 +59,10 @@ class Estimate:
     n: int = 1
 
     def __post_init__(self):
+        for end in (self.value, self.low, self.high):
+            if isinstance(end, bool) or not isinstance(end, numbers.Real):
+                raise TypeError(f"an estimate is made of numbers, got {end!r}")
+        _arguments.integer("n", self.n, 1)
         if not self.low <= self.value <= self.high:
             raise ValueError(
                 "an estimate needs low <= value <= high, and no NaN; "
@@ -105,6 +114,8 @@ class Estimate:
         ------
         ValueError
             If there are fewer than two samples, one is not finite, or the method is unknown.
+        TypeError
+            If the seed is not an integer.
 
         Examples
         --------
@@ -124,7 +135,7 @@ class Estimate:
             half = float(stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
             return cls(mean, mean - half, mean + half, len(x))
         if method == "bootstrap":
-            draws = np.random.default_rng(seed).integers(len(x), size=(10_000, len(x)))
+            draws = np.random.default_rng(_arguments.seed(seed)).integers(len(x), size=(10_000, len(x)))
             low, high = np.quantile(x[draws].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
             return cls(mean, min(float(low), mean), max(float(high), mean), len(x))
         raise ValueError(f"unknown method {method!r}; choose 't' or 'bootstrap'")
@@ -432,7 +443,7 @@ def evidence(id: str, **measured: Estimate | float | tuple[float, float, float])
 
 def _row(id: str) -> Claim:
     rows = ledger()
-    if id not in rows:
+    if id not in tuple(rows):
         raise ValueError(f"the ledger has no claim {id!r}; it has {', '.join(rows)}")
     return rows[id]
 
@@ -450,4 +461,6 @@ def _judge(row: Claim, measured: dict) -> tuple[tuple[Part, Estimate, bool], ...
 def _as_estimate(value: Estimate | float | tuple[float, float, float]) -> Estimate:
     if isinstance(value, Estimate):
         return value
+    if isinstance(value, tuple) and len(value) != 3:
+        raise ValueError(f"a measurement as a tuple is (value, low, high), got {value!r}")
     return Estimate(*value) if isinstance(value, tuple) else Estimate.exact(value)

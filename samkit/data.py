@@ -111,7 +111,7 @@ class Dataset:
         >>> float((noisy.y != noisy.y_clean).double().mean())
         0.25
         """
-        fraction = _fraction("fraction", fraction)
+        fraction = _arguments.fraction("fraction", fraction)
         if self.y_validation is not None:
             raise ValueError("add label noise before carving off validation data, so that both are noisy")
         generator = _generator(seed, "label noise")
@@ -153,7 +153,7 @@ class Dataset:
         >>> data.load("two_moons").with_validation(0.2)
         Dataset('two_moons', inputs=2, classes=2, train=160, validation=40, test=1000)
         """
-        fraction = _fraction("fraction", fraction)
+        fraction = _arguments.fraction("fraction", fraction)
         if fraction == 0:
             return self
         n = len(self.y)
@@ -253,7 +253,7 @@ def load(name: str, seed: int = 0) -> Dataset:
     MNIST-1D: Greydanus and Kobak 2024, arXiv 2011.14439. MNIST: LeCun, Cortes and Burges. Licences are
     listed on the book's licence page.
     """
-    if name not in _LOADERS:
+    if name not in NAMES:
         raise ValueError(f"unknown data set {name!r}; choose one of {', '.join(map(repr, NAMES))}")
     return _load_cached(name, _arguments.seed(seed))
 
@@ -384,9 +384,3 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
     # and the first batches of training would be the same examples.
     key = np.random.SeedSequence([_arguments.seed(seed), *purpose.encode()]).generate_state(1)
     return torch.Generator().manual_seed(int(key[0]))
-
-
-def _fraction(name: str, value: float) -> float:
-    if _arguments.number(name, value) > 1:
-        raise ValueError(f"{name} must be between 0 and 1, got {value}")
-    return float(value)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from samkit._arguments import integer
-from samkit.surface import Surface, check_shapes
+from samkit.surface import Surface, check_shapes, checked
 
 __all__ = [
     "FLAT_MINIMUM",
@@ -289,7 +289,7 @@ def path(
     -----
     Source: Goodfellow, Vinyals & Saxe 2015 (arXiv 1412.6544). Chapter 1.
     """
-    params, end = list(params), list(end)
+    params, end = checked(params), list(end)
     check_shapes("end", end, params)
     direction = [e.detach().to(p) - p.detach() for e, p in zip(end, params, strict=True)]
     return line(loss, params, direction, t=np.linspace(-0.25, 1.25, 61) if t is None else t)
@@ -319,9 +319,9 @@ def filter_normalized_direction(params: Iterable[Tensor], seed: int) -> list[Ten
     Raises
     ------
     TypeError
-        If the seed is not an integer.
+        If the seed is not an integer, or ``params`` does not hold tensors.
     ValueError
-        If it is negative, or no tensor has filters.
+        If the seed is negative, or no tensor has filters.
 
     Examples
     --------
@@ -337,7 +337,7 @@ def filter_normalized_direction(params: Iterable[Tensor], seed: int) -> list[Ten
     """
     generator = torch.Generator().manual_seed(integer("seed", seed, 0))
     direction = []
-    for p in params:
+    for p in checked(params):
         d = torch.randn(p.shape, generator=generator, dtype=torch.float64)
         if p.requires_grad and p.dim() > 1:
             inputs = tuple(range(1, p.dim()))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from samkit._arguments import integer
+
 __all__ = ["NAMES", "ResNet", "build", "cnn", "cnn1d", "mlp", "resnet"]
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -35,7 +37,9 @@ def build(name: str, input_shape: Sequence[int] = (40,), classes: int = 10, **op
     Raises
     ------
     ValueError
-        If the name is unknown or the input shape does not suit the network.
+        If the name is unknown, a size is out of range or the input shape does not suit the network.
+    TypeError
+        If a size is not an integer.
 
     Examples
     --------
@@ -45,8 +49,13 @@ def build(name: str, input_shape: Sequence[int] = (40,), classes: int = 10, **op
     >>> sum(p.numel() for p in models.build("cnn1d").parameters())
     5210
     """
-    if name not in _BUILDERS:
+    if name not in NAMES:
         raise ValueError(f"unknown model {name!r}; choose one of {', '.join(map(repr, NAMES))}")
+    if not isinstance(input_shape, Sequence) or isinstance(input_shape, str) or not input_shape:
+        raise TypeError(f"input_shape must be the shape of one example, such as (40,), got {input_shape!r}")
+    for size in input_shape:
+        integer("input_shape's sizes", size, 1)
+    integer("classes", classes, 1)
     return _BUILDERS[name](tuple(input_shape), classes, **options)
 
 
@@ -76,9 +85,11 @@ def mlp(
     ValueError
         If the activation is unknown.
     """
-    if activation not in _ACTIVATIONS:
+    if activation not in tuple(_ACTIVATIONS):
         known = ", ".join(map(repr, _ACTIVATIONS))
         raise ValueError(f"unknown activation {activation!r}; choose one of {known}")
+    integer("width", width, 1)
+    integer("depth", depth, 0)
     sizes = [math.prod(input_shape), *[width] * depth]
     layers: list[nn.Module] = [nn.Flatten()] if len(input_shape) > 1 else []
     for inputs, outputs in itertools.pairwise(sizes):
@@ -110,6 +121,7 @@ def cnn1d(input_shape: Sequence[int], classes: int, *, channels: int = 25) -> nn
     """
     if len(input_shape) != 1:
         raise ValueError(f"'cnn1d' takes signals of shape (length,), got input_shape={tuple(input_shape)}")
+    integer("channels", channels, 1)
     convolutions = [
         nn.Conv1d(1, channels, 5, stride=2, padding=1),
         nn.Conv1d(channels, channels, 3, stride=2, padding=1),
@@ -147,6 +159,7 @@ def cnn(input_shape: Sequence[int], classes: int, *, channels: int = 8) -> nn.Se
         If an example is not an image.
     """
     colours, height, width = _image("cnn", input_shape)
+    integer("channels", channels, 1)
     return nn.Sequential(
         nn.Conv2d(colours, channels, 3, padding=1),
         nn.ReLU(),
@@ -184,6 +197,8 @@ def resnet(input_shape: Sequence[int], classes: int, *, width: int = 8, blocks: 
         If an example is not an image.
     """
     colours, _, _ = _image("resnet", input_shape)
+    integer("width", width, 1)
+    integer("blocks", blocks, 1)
     return ResNet(colours, classes, width, blocks)
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from samkit._arguments import integer, number
+
 NORMS = ("l2", "linf")
 ADAPTIVE = (False, "weights", "all")
 
@@ -227,7 +229,9 @@ def perturbation(
     Raises
     ------
     ValueError
-        If the norm is unknown.
+        If the norm or ``adaptive`` is unknown, or rho or eta is negative or not finite.
+    TypeError
+        If rho or eta is not a number.
 
     Examples
     --------
@@ -244,6 +248,7 @@ def perturbation(
     Source: Foret et al. 2021 (arXiv 2010.01412), equation 2; adaptive: Kwon et al. 2021 (arXiv 2102.11600).
     Derived in chapter 3.
     """
+    rho, eta = number("rho", rho), number("eta", eta)
     directions, length = ascent_direction(grads, norm, scaling(params, adaptive, eta))
     return times(directions, over_length(rho, length))
 
@@ -348,8 +353,8 @@ def sam_gradient(
 
     Raises
     ------
-    ValueError
-        If the norm is unknown.
+    ValueError, TypeError
+        As for :func:`~samkit.perturb.perturbation`, and for ``ascent_steps``.
 
     Examples
     --------
@@ -365,7 +370,7 @@ def sam_gradient(
     Source: Foret et al. 2021 (arXiv 2010.01412), equation 3 and algorithm 1. Derived in chapter 3.
     """
     point = list(params)
-    for _ in range(ascent_steps):
+    for _ in range(integer("ascent_steps", ascent_steps, 1)):
         step = perturbation(
             params, gradient(point), rho / ascent_steps, norm=norm, adaptive=adaptive, eta=eta
         )

@@ -19,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from samkit._arguments import number
 from samkit.optim.randomness import RandomState
 from samkit.optim.running_stats import BufferGuard
-from samkit.perturb import ADAPTIVE, scaling
+from samkit.perturb import scaling
 
-__all__ = ["Hessian", "Surface", "check_shapes"]
+__all__ = ["Hessian", "Surface", "check_shapes", "checked"]
 
 
 class Surface:
@@ -68,10 +68,8 @@ class Surface:
     ) -> None:
         if not callable(loss):
             raise TypeError(f"loss must be a function without arguments, got {loss!r}; pass lambda: ...")
-        if adaptive is not True and adaptive not in ADAPTIVE:
-            raise ValueError(f"adaptive must be False, True, 'weights' or 'all', got {adaptive!r}")
         self._loss = loss
-        self._all_params = _checked(params)
+        self._all_params = checked(params)
         self._params = [p for p in self._all_params if p.requires_grad]
         self.size = sum(p.numel() for p in self._params)
         scales = scaling([p.detach() for p in self._params], adaptive, number("eta", eta))
@@ -125,6 +123,8 @@ class Surface:
         value = self._loss()
         if not isinstance(value, Tensor):
             raise TypeError(f"loss() must return a scalar tensor, got {value!r}; end it with `return loss`")
+        if value.is_complex():
+            raise TypeError(f"loss() must return a real loss, got {value!r}; take its real part")
         if value.numel() != 1:
             raise ValueError(
                 f"loss() must return a scalar tensor, got shape {tuple(value.shape)}; take its mean or sum"
@@ -268,16 +268,17 @@ class Hessian:
 def check_shapes(name: str, tensors: Sequence[Tensor], params: Sequence[Tensor]) -> None:
     """Raise an error that names ``tensors`` unless they are tensors of the shapes of ``params``."""
     for t in tensors:
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name} must hold tensors, one for each of params, got {t!r}")
+        if not isinstance(t, Tensor) or t.is_complex():
+            raise TypeError(f"{name} must hold real tensors, one for each of params, got {t!r}")
     wanted, got = ([tuple(t.shape) for t in ts] for ts in (params, tensors))
     if got != wanted:
         raise ValueError(f"{name} must have the shapes of params, {wanted}, got {got}")
 
 
-def _checked(params: Iterable[Tensor]) -> list[Tensor]:
-    if isinstance(params, Tensor):
-        raise TypeError("params must be an iterable of tensors, got a tensor; pass [tensor]")
+def checked(params: Iterable[Tensor]) -> list[Tensor]:
+    """The weights as a list, or an error that names what cannot be moved."""
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise TypeError(f"params must be an iterable of tensors, got {type(params).__name__}; pass [tensor]")
     params = list(params)
     for p in params:
         if not isinstance(p, Tensor) or p.is_complex():

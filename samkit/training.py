@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,8 +126,14 @@ class Config:
         for name in ("batch_size", "sub_batch", "train_size"):
             if getattr(self, name) is not None:
                 _arguments.integer(name, getattr(self, name), 1)
-        for name in ("learning_rate", "momentum", "weight_decay", "rho", "label_noise", "validation"):
+        for name in ("learning_rate", "momentum", "weight_decay", "rho"):
             _arguments.number(name, getattr(self, name))
+        for name in ("label_noise", "validation"):
+            _arguments.fraction(name, getattr(self, name))
+        if not isinstance(self.model_options, Mapping):
+            raise TypeError(
+                f'model_options must be a dict such as {{"width": 50}}, got {self.model_options!r}'
+            )
         _arguments.seed(self.data_seed)
         if self.sub_batch is not None and self.optimizer != "sam":
             raise ValueError(
@@ -182,8 +188,13 @@ class Result:
         -------
         float
             Its value at the end of training.
+
+        Raises
+        ------
+        ValueError
+            If the history has no such column.
         """
-        return float(self.history[key][-1])
+        return float(self._column(key)[-1])
 
     def at_best_validation(self, key: str) -> float:
         """One column of the history at the epoch with the best validation accuracy (early stopping).
@@ -201,13 +212,23 @@ class Result:
         Raises
         ------
         ValueError
-            If the run had no validation data.
+            If the run had no validation data, or the history has no such column.
         """
         if "validation_accuracy" not in self.history:
             raise ValueError(
                 "this run had no validation data; set validation=0.2, for example, in its Config"
             )
-        return float(self.history[key][np.argmax(self.history["validation_accuracy"])])
+        return float(self._column(key)[np.argmax(self.history["validation_accuracy"])])
+
+    def _column(self, key: str) -> np.ndarray:
+        if key not in self.history:
+            raise ValueError(f"the history has no {key!r}; it has {', '.join(self.history)}")
+        return self.history[key]
+
+
+def _check_config(config: Config) -> None:
+    if not isinstance(config, Config):
+        raise TypeError(f"config must be a samkit.training.Config, got {config!r}")
 
 
 def dataset(config: Config) -> data.Dataset:
@@ -325,9 +346,9 @@ def run(
     Raises
     ------
     TypeError
-        If the seed is not an integer.
+        If an argument is of the wrong type, such as a seed that is not an integer.
     ValueError
-        If the seed is out of range.
+        If the seed is out of range, the device unknown, or ``sub_batch`` does not divide the training set.
 
     Examples
     --------
@@ -336,6 +357,11 @@ def run(
     >>> result.final("train_accuracy") > 0.9, result.gradient_evaluations
     (True, 500)
     """
+    _check_config(config)
+    if not isinstance(model, nn.Module | None):
+        raise TypeError(f"model must be a network to start from, or None, got {model!r}")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be a function of step and model, or None, got {callback!r}")
     started = time.perf_counter()
     device = samkit.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -356,6 +382,11 @@ def _train(
     progress: bool,
     callback: Callable | None,
 ) -> tuple[dict[str, np.ndarray], int]:
+    if config.sub_batch is not None and len(problem.y) % config.sub_batch:
+        raise ValueError(
+            f"sub_batch={config.sub_batch} must divide the {len(problem.y)} training examples: the parts of "
+            "the last batch have equal weight too; choose another sub_batch, or train_size"
+        )
     loss = loss_function(config)
     optimizer = _optimizer(model, config)
     parts = {"train": (problem.x, problem.y), "test": (problem.x_test, problem.y_test)}
@@ -477,6 +508,8 @@ def run_many(
 
     Raises
     ------
+    TypeError, ValueError
+        If a configuration or a seed is not one, before anything is trained.
     RuntimeError
         If a run fails in a worker; the message says which.
 
@@ -487,12 +520,19 @@ def run_many(
     >>> [result.seed for result in run_many(config, [3, 4], workers=1)]
     [3, 4]
     """
+    if not (isinstance(seeds, Iterable) and isinstance(configs, Config | Iterable)):
+        raise TypeError(
+            f"run_many takes a Config or several, and a list of seeds; got {configs!r}, {seeds!r}"
+        )
     several = [configs] if isinstance(configs, Config) else list(configs)
+    seeds = [_arguments.seed(seed) for seed in seeds]
+    for config in several:
+        _check_config(config)
     tasks = [(config, seed) for config in several for seed in seeds]
     results: list[Any] = [None] * len(tasks)
     for index, result in parallel.run_all(_run_quietly, tasks, workers=workers, progress=progress):
         results[index] = result
-    rows = [results[i : i + len(seeds)] for i in range(0, len(tasks), len(seeds))]
+    rows = [results[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(several))]
     return rows[0] if isinstance(configs, Config) else rows
 
 

@@ -4,6 +4,7 @@ A row of a table is one mistake: what is called, the exception, and two pieces o
 the value as the reader wrote it, the second belongs to the remedy: what would have been right.
 """
 
+import contextlib
 import copy
 import math
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import SGD
 
 import samkit
-from samkit import claims, data, landscapes, models, results, sharpness, training
+from samkit import claims, data, landscapes, models, perturb, results, sharpness, training
 from samkit.optim import SAM, XSAM
 
 
@@ -104,7 +105,7 @@ OPTIMIZER = {
     "XSAM, adaptive": (lambda b: xsam(b, adaptive=True), ValueError, "adaptive", "SAM"),
     "no parameters": (lambda b: sam(b, []), ValueError, "empty", "param"),
     "a used-up generator": (lambda b: sam(b, (p for p in [])), ValueError, "empty", "param"),
-    "one tensor as parameters": (lambda b: sam(b, b.params[0]), TypeError, "Tensor", "iterable"),
+    "one tensor as parameters": (lambda b: sam(b, b.params[0]), TypeError, "Parameter", "iterable"),
     "an optimizer made already": (
         lambda b: sam(b, base=SGD(b.params, lr=0.1)),
         TypeError,
@@ -119,6 +120,18 @@ OPTIMIZER = {
     "eta is negative": (lambda b: sam(b, adaptive=True, eta=-0.1), ValueError, "-0.1", ">= 0"),
     "unknown nonfinite": (lambda b: sam(b, nonfinite="ignore"), ValueError, "'ignore'", "'skip'"),
     "a model that is none": (lambda b: sam(b, model="net"), TypeError, "'net'", "Module"),
+    "a truth value by name": (lambda b: sam(b, replay_rng="no"), TypeError, "'no'", "True or False"),
+    "None as parameters": (lambda b: SAM(None, SGD, lr=0.1), TypeError, "NoneType", "model.parameters()"),
+    "a group without parameters": (lambda b: sam(b, [{"lr": 0.1}]), ValueError, "'lr'", "'params'"),
+    "a group with None for parameters": (lambda b: sam(b, [{"params": None}]), TypeError, "None", "params"),
+    "only empty groups": (lambda b: sam(b, [{"params": []}]), ValueError, "empty", "model.parameters()"),
+    "a base that makes no optimizer": (
+        lambda b: sam(b, base=lambda params, lr: "SGD"),
+        TypeError,
+        "'SGD'",
+        "torch.optim.Optimizer",
+    ),
+    "SAM around SAM": (lambda b: sam(b, base=SAM), ValueError, "SAM", "use SGD"),
 }
 
 STEP = {
@@ -134,6 +147,18 @@ STEP = {
         "scalar",
     ),
     "a closure returns text": (lambda o, b: o.step(lambda: "0.3"), TypeError, "'0.3'", "return"),
+    "a closure returns a complex loss": (
+        lambda o, b: o.step(lambda: torch.tensor(1j)),
+        TypeError,
+        "1.j",
+        "real",
+    ),
+    "a context that was entered already": (
+        lambda o, b: o.step(b.closure, ascent_context=contextlib.nullcontext()),
+        TypeError,
+        "nullcontext",
+        "without parentheses",
+    ),
 }
 
 
@@ -152,6 +177,12 @@ def add_group(optimizer, **group):
 LATER = {
     **named("a scheduled rho is", radii(lambda ob, rho: set_rho_and_step(*ob, rho))),
     **named("rho of an added group is", radii(lambda ob, rho: add_group(ob[0], rho=rho))),
+    "an added group without parameters": (
+        lambda ob: ob[0].add_param_group({"lr": 0.1}),
+        ValueError,
+        "'lr'",
+        "'params'",
+    ),
     "an added group without a dict": (
         lambda ob: ob[0].add_param_group([nn.Parameter(torch.ones(1))]),
         TypeError,
@@ -206,7 +237,7 @@ def test_a_later_closure_of_a_list_is_checked_as_well(bench, make):
 
 
 def zeros(params):
-    return [torch.zeros_like(p) for p in params if isinstance(p, torch.Tensor)]
+    return [torch.zeros_like(p) for p in params or () if isinstance(p, torch.Tensor)]
 
 
 NEED_GRADIENTS = {
@@ -233,6 +264,8 @@ LOSS = {
     ),
     "no parameters": (lambda f, b: f(b.loss, []), ValueError, "params", "requires_grad"),
     "parameters by name": (lambda f, b: f(b.loss, ["weight"]), TypeError, "'weight'", "parameters()"),
+    "None as parameters": (lambda f, b: f(b.loss, None), TypeError, "NoneType", "[tensor]"),
+    "a complex loss": (lambda f, b: f(lambda: b.loss() * 1j, b.params), TypeError, "j", "real"),
 }
 
 SHARPNESS = {
@@ -280,6 +313,34 @@ SHARPNESS = {
         ValueError,
         "direction",
         "shape",
+    ),
+    "a complex vector": (
+        lambda b: sharpness.hvp(b.loss, b.params, [p * 1j for p in b.params]),
+        TypeError,
+        "j",
+        "real",
+    ),
+    "a random direction for names": (
+        lambda b: landscapes.filter_normalized_direction(["weight"], seed=0),
+        TypeError,
+        "'weight'",
+        "parameters()",
+    ),
+    "a path from names": (lambda b: landscapes.path(b.loss, ["w"], zeros(b.params)), TypeError, "'w'", "()"),
+    **named(
+        "rho of the formula is", radii(lambda b, rho: perturb.perturbation(b.params, zeros(b.params), rho))
+    ),
+    "unknown adaptive in the formula": (
+        lambda b: perturb.perturbation(b.params, zeros(b.params), 0.1, adaptive="biases"),
+        ValueError,
+        "'biases'",
+        "'weights'",
+    ),
+    "no ascent steps in the formula": (
+        lambda b: perturb.sam_gradient(lambda theta: theta, b.params, 0.1, ascent_steps=0),
+        ValueError,
+        "0",
+        "ascent_steps",
     ),
     "a random direction without a seed": (
         lambda b: landscapes.filter_normalized_direction(b.params, seed="0"),
@@ -373,6 +434,78 @@ VALUES = {
     "a negative learning rate": (lambda b: run(learning_rate=-1.0), ValueError, "-1.0", ">= 0"),
     "more noise than labels": (lambda b: run(label_noise=1.5), ValueError, "1.5", "between 0 and 1"),
     "more validation than data": (lambda b: run(validation=1.5), ValueError, "1.5", "between 0 and 1"),
+    "a share of noise, found out at once": (
+        lambda b: training.Config(label_noise=1.5),
+        ValueError,
+        "1.5",
+        "label_noise",
+    ),
+    "model options without names": (lambda b: run(model_options=50), TypeError, "50", "dict"),
+    "a network of no width": (lambda b: run(model_options={"width": 0}), ValueError, "0", "width"),
+    "a network of broken width": (lambda b: run(model_options={"width": 2.5}), TypeError, "2.5", "width"),
+    "a network of negative depth": (lambda b: models.build("mlp", depth=-1), ValueError, "-1", "depth"),
+    "a network without channels": (
+        lambda b: models.build("cnn", (1, 8, 8), channels=0),
+        ValueError,
+        "0",
+        "channels",
+    ),
+    "a network without blocks": (
+        lambda b: models.build("resnet", (1, 8, 8), blocks=0),
+        ValueError,
+        "0",
+        "blocks",
+    ),
+    "a network without classes": (lambda b: models.build("mlp", classes=0), ValueError, "0", "classes"),
+    "an input shape that is a number": (lambda b: models.build("mlp", 40), TypeError, "40", "(40,)"),
+    "an input shape of nothing": (lambda b: models.build("mlp", (0,)), ValueError, "0", "input_shape"),
+    "a run without a Config": (
+        lambda b: training.run({"epochs": 1}, seed=0),
+        TypeError,
+        "{'epochs': 1}",
+        "training.Config",
+    ),
+    "a start that is no network": (
+        lambda b: training.run(training.Config(), seed=0, model="mlp"),
+        TypeError,
+        "'mlp'",
+        "network",
+    ),
+    "a callback that is no function": (
+        lambda b: training.run(training.Config(), seed=0, callback=3),
+        TypeError,
+        "3",
+        "function",
+    ),
+    "one seed for many runs": (lambda b: training.run_many(training.Config(), 3), TypeError, "3", "seeds"),
+    "many runs with half a seed": (
+        lambda b: training.run_many(training.Config(), [0, 0.5]),
+        TypeError,
+        "0.5",
+        "integer",
+    ),
+    "many runs without a Config": (lambda b: training.run_many([3], [0]), TypeError, "3", "training.Config"),
+    "a last batch of unequal parts": (
+        lambda b: run(optimizer="sam", batch_size=60, sub_batch=30),
+        ValueError,
+        "30",
+        "train_size",
+    ),
+    "a column that no run has": (
+        lambda b: run().final("accuracy"),
+        ValueError,
+        "'accuracy'",
+        "test_accuracy",
+    ),
+    "a negative tolerance": (lambda b: results.agrees(1.0, [1.0], -0.1), ValueError, "-0.1", "tolerance"),
+    "an estimate by name": (lambda b: claims.Estimate("1", "1", "1"), TypeError, "'1'", "numbers"),
+    "an estimate from no samples": (lambda b: claims.Estimate(1.0, 1.0, 1.0, n=0), ValueError, "0", "n must"),
+    "half a measurement": (
+        lambda b: claims.evidence("G1", **{claims.ledger()["G1"].parts[0].name: (1.0, 2.0)}),
+        ValueError,
+        "(1.0, 2.0)",
+        "high",
+    ),
     "sub-batches without SAM": (lambda b: run(sub_batch=5), ValueError, "5", "optimizer='sam'"),
     "an empty subset": (lambda b: data.load("two_moons").subset(0), ValueError, "0", "between 1"),
     "s is negative": (lambda b: landscapes.two_basins([0.0, -1.0]), ValueError, "-1.0", "> 0"),

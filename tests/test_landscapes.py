@@ -165,7 +165,7 @@ class TestLine:
     @pytest.mark.parametrize("direction", [[1.0], [np.ones(1)]])
     def test_refuses_a_direction_that_is_no_tensor(self, direction):
         theta = torch.ones(1, requires_grad=True)
-        with pytest.raises(TypeError, match="direction must hold tensors"):
+        with pytest.raises(TypeError, match="direction must hold real tensors"):
             line(lambda: theta.sum(), [theta], direction)
 
 

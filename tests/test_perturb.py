@@ -147,6 +147,13 @@ def test_weights_at_zero_do_not_move_adaptively_without_eta_and_do_with_it(norm)
     assert (perturbation(params, grads, 0.5, norm=norm, adaptive="all", eta=0.01)[0] > 0).all()
 
 
+@pytest.mark.parametrize(("said", "meant"), [(0, False), (np.False_, False), (np.True_, True)])
+def test_a_truth_value_of_numpy_switches_the_adaptive_geometry_as_python_s_does(said, meant):
+    params, grads = [torch.tensor([[2.0, 5.0]])], [torch.tensor([[3.0, 4.0]])]
+    moved, expected = (perturbation(params, grads, 0.5, adaptive=value)[0] for value in (said, meant))
+    assert torch.equal(moved, expected)
+
+
 def test_rho_zero_gives_a_zero_perturbation_and_the_plain_gradient():
     params, grads = vectors((3,)), vectors((3,), seed=1)
     assert not perturbation(params, grads, 0.0)[0].any()

@@ -142,7 +142,7 @@ class SAM(Optimizer):
     ):
         self.norm = _one_of("norm", norm, NORMS)
         self.ascent_steps = integer("ascent_steps", ascent_steps, 1)
-        self.adaptive = _one_of("adaptive", "all" if adaptive in (True,) else adaptive, ADAPTIVE)
+        self.adaptive = _one_of("adaptive", adaptive, (*ADAPTIVE, True))
         self.eta = number("eta", eta)
         self.nonfinite = _one_of("nonfinite", nonfinite, ("skip", "raise", None))
         if not isinstance(replay_rng, bool):
@@ -181,8 +181,8 @@ class SAM(Optimizer):
             raise TypeError(f"base_optimizer must make a torch.optim.Optimizer, but it made {base!r}")
         if isinstance(base, LBFGS | SAM):
             raise ValueError(
-                f"base_optimizer cannot be {type(base).__name__}, which evaluates the closure itself: use SGD "
-                "or Adam"
+                f"base_optimizer cannot be {type(base).__name__}, which evaluates the closure itself: "
+                "use SGD or Adam"
             )
         base.defaults["rho"] = rho  # so that a group added to the base directly gets one too
         state = base.state
@@ -276,7 +276,7 @@ class SAM(Optimizer):
                 "restore() or descend() first"
             )
         for group in self.param_groups:
-            group["rho"] = number("rho", group["rho"])  # a NumPy scalar could be saved, but not loaded safely
+            number("rho", group["rho"])
         parts = self._groups_with_gradients()
         if self._restored:  # the last step by hand ended without a base step
             self._restored = False
@@ -598,7 +598,10 @@ class SAM(Optimizer):
         dict
             What ``torch.load(..., weights_only=True)`` can read; it holds no copy of the weights.
         """
-        return {**super().state_dict(), "sam": {name: getattr(self, name) for name in self._saved}}
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            group["rho"] = number("rho", group["rho"])  # a NumPy scalar from a schedule would not load safely
+        return {**state, "sam": {name: getattr(self, name) for name in self._saved}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` gave; a plain base optimizer's state works too.

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from samkit import _arguments
+
 __all__ = ["Stored", "agrees", "load", "names", "read", "save"]
 
 
@@ -164,7 +166,8 @@ def agrees(value: ArrayLike, column: ArrayLike, tolerance: float | None = None) 
     Raises
     ------
     ValueError
-        If the column has fewer than two seeds and no tolerance is given, or the shapes do not fit.
+        If the column has fewer than two seeds and no tolerance is given, the tolerance is negative, or the
+        shapes do not fit.
 
     Examples
     --------
@@ -179,4 +182,6 @@ def agrees(value: ArrayLike, column: ArrayLike, tolerance: float | None = None) 
         if len(stored) < 2:
             raise ValueError("four standard deviations need at least two stored seeds; state a tolerance")
         tolerance = 4 * stored.std(axis=0, ddof=1)
+    else:
+        tolerance = _arguments.number("tolerance", tolerance)
     return bool(np.all(np.abs(recomputed - stored.mean(axis=0)) <= tolerance))

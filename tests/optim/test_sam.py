@@ -10,6 +10,7 @@ import pickle
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -232,6 +233,18 @@ def test_rho_can_be_scheduled_in_the_groups():
         optimizer.ascend()
         assert (torch.cat([w.flatten() for w in weights(model)]) - start).norm().item() == pytest.approx(rho)
         optimizer.descend()
+
+
+@pytest.mark.parametrize("rho", np.linspace(0, 0.1, 2))
+def test_a_rho_scheduled_with_numpy_is_saved_as_a_plain_number(rho):
+    model = make_model()
+    optimizer = SAM(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["rho"] = rho
+    optimizer.step(make_closure(model, optimizer))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["param_groups"][0]["rho"] == rho
 
 
 @pytest.mark.parametrize("bad", [-0.1, math.nan, "0.1"])
