@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 from torch.optim import SGD
 
-from benchmarks.timing import in_turns
+from benchmarks.timing import in_turns, medians
 from samkit.optim import SAM, XSAM
 
-ROUNDS = 42  # six times around the seven candidates
+ROUNDS, SEARCHES = 100, 9
 BASE = {"lr": 1e-3, "momentum": 0.9}
 NEVER = 10**9
 
@@ -78,7 +78,7 @@ class PlainSAM:
         self.base.step()
 
 
-def candidates(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[str, Callable[[], object]]:
+def candidates(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[dict, dict]:
     """All on one model and one batch: where memory happens to lie can be worth some per cent."""
     torch.manual_seed(0)
     model, inputs, targets = build(), torch.randn(shape), torch.arange(shape[0]) % 10
@@ -98,15 +98,19 @@ def candidates(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[s
     sam = SAM(params, SGD, **BASE)
     xsam = XSAM(params, SGD, search_every=NEVER, **BASE)
     searching = XSAM(params, SGD, search_every=1, **BASE)
-    return {
+    steps = {
         "two passes and a base step": lambda: (closure(), closure(), base.step()),
         "samkit SAM": lambda: sam.step(closure),
         "samkit XSAM, between searches": lambda: xsam.step(closure),
         "pytorch_optimizer SAM": lambda: (closure(), peer.step(closure)),
         "one tensor at a time": lambda: plain.step(closure),
-        "samkit XSAM, searching": lambda: searching.step(closure),
-        "a forward pass": torch.no_grad()(closure),
     }
+    search = {
+        "between": lambda: xsam.step(closure),
+        "searching": lambda: searching.step(closure),
+        "forward": torch.no_grad()(closure),
+    }
+    return steps, search
 
 
 def main() -> None:
@@ -114,17 +118,16 @@ def main() -> None:
     print(__doc__)
     for name, (build, shape) in MODELS.items():
         count = len(list(build().parameters()))
-        seconds = in_turns(candidates(build, shape), ROUNDS)
-        reference, *steps = list(seconds)[:5]
+        steps, search = candidates(build, shape)
+        seconds = in_turns(steps, ROUNDS)
+        reference, *others = seconds
         print(f"{name}, {count} tensors; medians of {ROUNDS} rounds, {torch.get_num_threads()} thread(s)")
         print(f"  {reference:32s}{1e3 * statistics.median(seconds[reference]):9.1f} ms")
-        for step in steps:
+        for step in others:
             pairs = list(zip(seconds[step], seconds[reference], strict=True))
             ratio = statistics.median(a / b for a, b in pairs)
             extra = 1e3 * statistics.median(a - b for a, b in pairs)
             print(f"  {step:32s}{ratio:9.3f}{extra:+9.2f} ms")
-        between, searching, forward = (
-            statistics.median(seconds[key])
-            for key in ("samkit XSAM, between searches", "samkit XSAM, searching", "a forward pass")
-        )
-        print(f"  {'one search (21 probes)':32s}{(searching - between) / forward:9.1f} forward passes\n")
+        cost = medians(search, SEARCHES)
+        probes = (cost["searching"] - cost["between"]) / cost["forward"]
+        print(f"  {'one search (21 probes)':32s}{probes:9.1f} forward passes\n")
