@@ -280,7 +280,7 @@ def phase_diagram(mu: ArrayLike, ratios: ArrayLike, s: ArrayLike) -> PhaseDiagra
     chapter 7.
     """
     mu, s = starts.features(mu), _times(s)
-    ratios = np.array(ratios, dtype=np.float64)
+    ratios = np.asarray(ratios, dtype=np.float64).copy()
     if ratios.ndim != 1 or not len(ratios) or not (np.isfinite(ratios) & (ratios > 0)).all():
         raise ValueError(f"ratios must be a 1-D array of finite numbers alpha/rho > 0, got {ratios.tolist()}")
     log_p = np.log(np.sqrt(2) * ratios)[:, None] + np.zeros(len(mu))
@@ -480,7 +480,7 @@ class _ThreeLayers:
 
 
 def _times(s: ArrayLike) -> np.ndarray:
-    s = np.array(s, dtype=np.float64)
+    s = np.asarray(s, dtype=np.float64).copy()
     if s.ndim != 1 or not len(s) or not np.isfinite(s).all() or s[0] < 0 or (np.diff(s) <= 0).any():
         raise ValueError(
             f"s must be a 1-D array of finite times, increasing from 0 or later, got {s.tolist()}"

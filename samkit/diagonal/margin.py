@@ -54,7 +54,7 @@ def max_margin(X: ArrayLike, y: ArrayLike, norm: str = "l1", nonnegative: bool =
     -----
     Source: C. L. Lawson and R. J. Hanson, *Solving Least Squares Problems*, chapter 23. Used in chapter 5.
     """
-    X, y = np.array(X, dtype=np.float64), np.array(y, dtype=np.float64)
+    X, y = np.asarray(X, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if X.ndim != 2 or y.shape != X.shape[:1] or not X.size:
         raise ValueError(f"X must have shape (n, d) and y (n,), got {X.shape} and {y.shape}")
     if not np.isfinite(X).all():

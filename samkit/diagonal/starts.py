@@ -37,7 +37,7 @@ def features(mu: ArrayLike) -> np.ndarray:
     ValueError
         If ``mu`` is empty, not one-dimensional, not finite, not positive, or decreases somewhere.
     """
-    mu = np.array(mu, dtype=np.float64)
+    mu = np.asarray(mu, dtype=np.float64).copy()
     if mu.ndim != 1 or mu.size == 0:
         raise ValueError(f"mu must be a non-empty 1-D array of feature strengths, got shape {mu.shape}")
     if not np.isfinite(mu).all() or mu.min() <= 0:
@@ -100,7 +100,7 @@ def positive(start: Start, depth: int) -> None:
 
 
 def _layer(value: ArrayLike, d: int) -> tuple[np.ndarray, bool]:
-    values = np.array(value, dtype=np.float64)
+    values = np.asarray(value, dtype=np.float64).copy()
     fits = (values.ndim == 0, values.shape == (d,), values.ndim == 2 and values.shape[1] in (1, d))
     if not any(fits) or values.size == 0:
         raise ValueError(

@@ -54,7 +54,7 @@ def growth_rates(mu: ArrayLike, w: ArrayLike, rho: float) -> np.ndarray:
     Derived in chapter 7, which calls it the growth law.
     """
     mu, rho = starts.features(mu), _arguments.number("rho", rho)
-    w = np.array(w, dtype=np.float64)
+    w = np.asarray(w, dtype=np.float64)
     if w.ndim == 0 or w.shape[-1] != len(mu):
         raise ValueError(f"w must have the {len(mu)} coordinates of mu in its last dimension, got {w.shape}")
     n = math.sqrt(2) * np.linalg.norm(mu * w, axis=-1, keepdims=True)

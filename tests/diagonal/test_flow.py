@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.integrate import solve_ivp
 
 from samkit.diagonal import critical_scale, flow, growth_rates, phase_diagram
@@ -410,6 +411,16 @@ class TestShapes:
         result = flow([1.0, 2.0], ([0.5, 0.6], [0.7, 0.8]), 0.1, s=[0.0, 1.0])
         expected = math.sqrt(0.7**2 + 0.5**2 + 4 * (0.8**2 + 0.6**2))
         assert result.gradient_norm[0] == pytest.approx(expected)
+
+    def test_tensors_serve_as_arrays_and_are_not_shared(self):
+        mu, alpha, s = (torch.tensor(v, dtype=torch.float64) for v in (MU3, [0.5, 0.6, 0.7], [0.0, 1.0]))
+        result = flow(mu, alpha, 1.0, s=s)
+        before = result.s.copy(), result.beta.copy(), result.mu.copy()
+        for tensor in (mu, alpha, s):
+            tensor.zero_()
+        np.testing.assert_array_equal(result.beta, flow(MU3, [0.5, 0.6, 0.7], 1.0, s=[0.0, 1.0]).beta)
+        for value, earlier in zip((result.s, result.beta, result.mu), before, strict=True):
+            np.testing.assert_array_equal(value, earlier)
 
     @pytest.mark.parametrize("method", ["gd", "l2-sam", "linf-sam"])
     def test_a_zero_start_stays_at_zero(self, method):
