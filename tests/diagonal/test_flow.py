@@ -162,6 +162,13 @@ class TestInvariants:
         rises = np.diff(flow(mu, tuple(init), 1.0).gradient_norm) > 0
         assert not (rises[:-1] & ~rises[1:]).any()
 
+    @pytest.mark.parametrize("mu", [MU3, [1.0, 2.0, 3.0, 4.0, 5.0], [0.5, 1.5, 4.0]])
+    def test_from_a_uniform_start_the_gradient_norm_never_falls_exactly_above_a_known_ratio(self, mu):
+        mu = np.array(mu)
+        border = (mu**4).sum() / (mu**3).sum() / (math.sqrt(2) * np.linalg.norm(mu))
+        for ratio, falls in ((border - 1e-3, True), (border + 1e-3, False)):
+            assert (np.diff(flow(mu, ratio, 1.0).gradient_norm) < 0).any() == falls
+
     @pytest.mark.parametrize("ratio", [0.3, 0.36, 0.45, 0.6, 0.8, 1.0])
     def test_from_a_uniform_start_the_leader_turns_at_most_once(self, ratio):
         for mu, _ in self.cases:

@@ -178,6 +178,27 @@ class TestReferenceNumbersOfRealSteps:
             steps = tuple(first_below(by_hand(MU3, 0.2 * ratio, rho, 2000), loss)[0] for loss in (0.6, 0.1))
             assert steps == expected
 
+    @pytest.mark.parametrize("mu_1", [1.0, 0.5, 0.25])
+    def test_the_plateau_grows_by_two_over_mu_1_for_each_factor_e_nearer_to_the_critical_scale(self, mu_1):
+        mu, rho, learning_rate = [mu_1 * m for m in MU3], 0.2 / math.sqrt(mu_1), 0.01 / mu_1
+
+        def time_to_leave(ratio):
+            for step, (loss, w) in enumerate(by_hand(mu, ratio * rho, rho, 100_000, learning_rate)):
+                if loss < 0.474:  # z = 0.5
+                    return step * learning_rate
+                if math.sqrt(2) * math.hypot(*(m * x for m, x in zip(mu, w, strict=True))) < 0.5 * rho * mu_1:
+                    break
+            return math.inf  # collapsed
+
+        low, high = 0.42, 0.44  # real steps have their own critical scale, a little below the flow's
+        while high - low > 1e-11:
+            middle = (low + high) / 2
+            low, high = (middle, high) if time_to_leave(middle) == math.inf else (low, middle)
+        away = 10.0 ** -np.arange(4, 8)
+        times = [time_to_leave(high + distance) for distance in away]
+        slope = np.polyfit(np.log(1 / away), times, 1)[0]
+        assert slope == pytest.approx(2 / mu_1, rel=5e-3)
+
     def test_the_loss_rises_at_first_below_a_known_ratio(self):
         threshold = sum(m**3 for m in MU3) / (math.sqrt(2) * sum(m**2 for m in MU3) ** 1.5)
         assert threshold == pytest.approx(0.485954, abs=5e-7)
@@ -227,6 +248,30 @@ class TestManyExamples:
                 assert network.beta[1].item() < 1e-4
         assert losses[0.1] == pytest.approx(0.161, abs=2e-3)
         assert losses[0.0] < 0.01
+
+    def test_gradient_descent_keeps_the_feature_and_goes_on_down(self):
+        # The same five rows; the four equal ones count as one of weight 0.8.
+        a = b = 0.2
+        for step in range(200_001):
+            margins = 3 * a * a - b * b, b * b - 0.1 * a * a
+            if step in (60_000, 200_000):
+                loss = sum(
+                    share * math.log1p(math.exp(-m)) for share, m in zip((0.8, 0.2), margins, strict=True)
+                )
+                assert loss == pytest.approx(2.46e-4 if step == 60_000 else 5.76e-5, rel=0.01)
+            many, one = (share / (1 + math.exp(m)) for share, m in zip((0.8, 0.2), margins, strict=True))
+            a, b = a + 0.01 * (3 * many - 0.1 * one) * a, b + 0.01 * (one - many) * b
+
+    @pytest.mark.parametrize("alpha", [0.05, 0.13, 0.17])
+    def test_a_dead_weight_chatters_within_one_step_of_zero(self, alpha):
+        network = diagonal([alpha, 0.5], d=2)
+        rho, learning_rate, mu = 0.2, 0.01, (2.0, 0.1)
+        visited = []
+        for _ in train(network, [mu], [1.0], 1200, rho=rho, norm="linf", learning_rate=learning_rate):
+            visited.append(network.layers[0][0].item())
+        reach = np.abs(visited[-200:]).max()
+        assert min(visited[-200:]) < 0 < max(visited[-200:])
+        assert reach == pytest.approx(learning_rate * mu[0] * rho / 2, rel=0.1)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_column_means_predict_whether_banded_data_train(self, seed):
