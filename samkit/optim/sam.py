@@ -23,6 +23,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from samkit._arguments import integer, number
 from samkit.optim.randomness import RandomState
+from samkit.optim.recorder import Recorder
 from samkit.optim.running_stats import BufferGuard
 from samkit.perturb import (
     ADAPTIVE,
@@ -86,6 +87,8 @@ class SAM(Optimizer):
     model : torch.nn.Module, optional
         Needed only for compiled models: its buffers are then guarded directly. Eager modules are met when
         called.
+    recorder : samkit.optim.Recorder, optional
+        Writes down lengths and angles of the gradients of every step.
     **base_kwargs
         Passed to the base optimizer, for example ``lr=0.1, momentum=0.9``. With ``maximize=True`` the
         perturbation turns round too: it looks for the lowest point nearby.
@@ -121,7 +124,7 @@ class SAM(Optimizer):
 
     # What a copy takes along, what a state_dict holds, and whether data-parallel ranks share the last
     # gradient.
-    _settings = ("norm", "ascent_steps", "adaptive", "eta", "nonfinite", "replay_rng", "model")
+    _settings = ("norm", "ascent_steps", "adaptive", "eta", "nonfinite", "replay_rng", "model", "recorder")
     _saved = ("skipped_steps",)
     _last_pass_is_shared = True
 
@@ -138,6 +141,7 @@ class SAM(Optimizer):
         nonfinite: str | None = "skip",
         replay_rng: bool = True,
         model: torch.nn.Module | None = None,
+        recorder: Recorder | None = None,
         **base_kwargs: Any,
     ):
         self.norm = _one_of("norm", norm, NORMS)
@@ -151,6 +155,9 @@ class SAM(Optimizer):
         if not isinstance(model, torch.nn.Module | None):
             raise TypeError(f"model must be a torch.nn.Module or None, got {model!r}")
         self.model = model
+        if not isinstance(recorder, Recorder | None):
+            raise TypeError(f"recorder must be a samkit.optim.Recorder or None, got {recorder!r}")
+        self.recorder = recorder
         self.skipped_steps = 0
         self._make_workspace()
         self._make_base(params, base_optimizer, number("rho", rho), base_kwargs)
@@ -280,11 +287,13 @@ class SAM(Optimizer):
         parts = self._groups_with_gradients()
         if self._restored:  # the last step by hand ended without a base step
             self._restored = False
-            self._suspects.clear()
+            self._start_afresh()
         if self._climbed == 0:
             self._away.watch()
         params = [p for _, own in parts for p in own]
         self._home.keep(params)
+        if self._climbed < 2:
+            self._record(f"g{self._climbed}")
         self._climbed += 1
         if not params:
             return
@@ -320,6 +329,7 @@ class SAM(Optimizer):
         """
         if self._climbed == 0:
             raise RuntimeError("restore() was called but the weights are at home: call ascend() first")
+        self._record("gk")
         self._come_home()
         self._restored = True
         if self.nonfinite is not None and not self._all_finite():
@@ -338,6 +348,7 @@ class SAM(Optimizer):
             If ``nonfinite="raise"`` and a gradient was not finite.
         """
         if self._climbed:
+            self._record("gk")
             self._come_home()
         elif not self._restored:
             raise RuntimeError("descend() was called before ascend(): " + _WAYS_TO_STEP)
@@ -346,7 +357,7 @@ class SAM(Optimizer):
         finite = self._all_finite()
         self._suspects.clear()
         if finite:
-            self.base_optimizer.step()
+            self._base_step()
         else:
             self._refuse()
 
@@ -402,7 +413,7 @@ class SAM(Optimizer):
                 f"parentheses; got {ascent_context!r}"
             )
         self._restored = False
-        self._suspects.clear()
+        self._start_afresh()
         try:
             losses = []
             for one in closures:
@@ -424,7 +435,7 @@ class SAM(Optimizer):
             self._refuse()
         else:
             self._before_step.forget()
-            self.base_optimizer.step()
+            self._base_step()
         return losses[0] if len(losses) == 1 else sum(map(scalar, losses)) / len(losses)
 
     def _passes(self, closure: Closure, ascent_context: Callable[[], AbstractContextManager] | None) -> Any:
@@ -438,6 +449,7 @@ class SAM(Optimizer):
             loss = self._evaluate(closure)
         self._before_step.rest()
         if not climbs:  # rho is 0, and the step is the base optimizer's own
+            self._record("g0")
             self._note_gradients()
             return loss
         for k in range(1, self.ascent_steps + 1):
@@ -448,6 +460,7 @@ class SAM(Optimizer):
                 rng.replay()
             with nullcontext() if k == self.ascent_steps and self._last_pass_is_shared else local():
                 self._evaluate(closure)
+        self._record("gk")
         self._note_gradients()
         self._come_home()
         return loss
@@ -464,6 +477,9 @@ class SAM(Optimizer):
                 share = p.grad / count  # a copy: the next backward may write into the same buffer
                 self._mean[p] = self._mean[p].add_(share) if p in self._mean else share
                 p.grad = None
+
+    def _base_step(self) -> None:
+        self.base_optimizer.step()
 
     def _evaluate(self, closure: Closure) -> Any:
         with torch.enable_grad():
@@ -517,6 +533,10 @@ class SAM(Optimizer):
         self._away.put_back()
         self._climbed = 0
 
+    def _record(self, name: str) -> None:
+        if self.recorder is not None:
+            self.recorder.note(name, self._parameters())
+
     # What went wrong
 
     @torch.no_grad()
@@ -539,7 +559,14 @@ class SAM(Optimizer):
             finite = agreed
         return bool(finite)
 
+    def _start_afresh(self) -> None:
+        """Forget what a step that came to nothing has left behind."""
+        self._suspects.clear()
+        if self.recorder is not None:
+            self.recorder.forget()
+
     def _refuse(self) -> None:
+        self._start_afresh()
         if self.nonfinite == "raise":
             raise FloatingPointError(
                 "a loss or a gradient of this step was not finite; the weights are unchanged. Look for bad "
@@ -582,6 +609,8 @@ class SAM(Optimizer):
             raise RuntimeError(
                 "the base optimizer was stepped at the ascent point: call restore() first, or descend()"
             )
+        if self.recorder is not None:
+            self.recorder.close(self._parameters(), getattr(self, "alpha", math.nan))
 
     def _after_base_step(self) -> None:
         self._restored = False

@@ -15,6 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from samkit._arguments import integer, number
 from samkit.optim.randomness import RandomState
+from samkit.optim.ranks import average_gradients_over_ranks, mean_over_ranks
 from samkit.optim.sam import SAM, Closure, scalar
 from samkit.perturb import Plane, at_least_float32, times
 
@@ -39,8 +40,8 @@ class XSAM(SAM):
     ----------
     params, base_optimizer, rho, ascent_steps, nonfinite, replay_rng, model, **base_kwargs
         As for :class:`~samkit.optim.SAM`.
-    search_every : int
-        Steps from one search to the next, usually ``len(loader)``.
+    search_every : int or None
+        Steps from one search to the next, usually ``len(loader)``. None never searches and keeps ``alpha``.
     rho_max : float, optional
         The radius of the probes; by default twice the largest ``rho`` of the groups at the time of the
         search.
@@ -48,13 +49,15 @@ class XSAM(SAM):
         The end of the grid, which starts at 0.
     alpha_samples : int
         The number of points of the grid, at least 2.
+    alpha : float
+        The position until the first search.
     norm, adaptive
         Only ``"l2"`` and False: the circle is Euclidean.
 
     Attributes
     ----------
     alpha : float
-        The position in use, 1.0 before the first search.
+        The position in use.
     steps : int
         The steps taken; a skipped step does not count.
 
@@ -97,11 +100,12 @@ class XSAM(SAM):
         params: Iterable,
         base_optimizer: Callable[..., Optimizer] = SGD,
         *,
-        search_every: int,
+        search_every: int | None,
         rho: float = 0.05,
         rho_max: float | None = None,
         alpha_max: float = 2.0,
         alpha_samples: int = 21,
+        alpha: float = 1.0,
         norm: str = "l2",
         adaptive: bool = False,
         **kwargs: Any,
@@ -111,11 +115,11 @@ class XSAM(SAM):
                 f"XSAM searches a Euclidean circle: norm must be 'l2' and adaptive False, got norm={norm!r} "
                 f"and adaptive={adaptive!r}; use SAM for other balls"
             )
-        self.search_every = integer("search_every", search_every, 1)
+        self.search_every = None if search_every is None else integer("search_every", search_every, 1)
         self.rho_max = None if rho_max is None else number("rho_max", rho_max)
         self.alpha_max = number("alpha_max", alpha_max, positive=True)
         self.alpha_samples = integer("alpha_samples", alpha_samples, 2)
-        self.alpha = 1.0
+        self.alpha = number("alpha", alpha)
         self.steps = 0
         self._warned = False
         super().__init__(params, base_optimizer, rho=rho, **kwargs)
@@ -226,11 +230,11 @@ class XSAM(SAM):
         super().descend()
 
     def _before_base_step(self) -> None:
-        super()._before_base_step()
-        if self._displacement:
+        if self._displacement and not self._climbed:
             raise RuntimeError(
                 "the base optimizer was stepped with SAM's gradient: call mix() after restore()"
             )
+        super()._before_base_step()
 
     def _after_base_step(self) -> None:
         super()._after_base_step()
@@ -238,7 +242,7 @@ class XSAM(SAM):
 
     @property
     def _due(self) -> bool:
-        return self.steps % self.search_every == 0
+        return self.search_every is not None and self.steps % self.search_every == 0
 
     def _make_workspace(self) -> None:
         super()._make_workspace()
@@ -286,7 +290,7 @@ class XSAM(SAM):
                     super()._add_to_mean(len(self._turns))
         super()._settle()
         if self._over_ranks:
-            _average_gradients_over_ranks(self._parameters())
+            average_gradients_over_ranks(self._parameters())
 
     def _take_turn(self, forward: Closure | None, rng: RandomState | None) -> _Turn:
         signs = {-1 if group.get("maximize") else 1 for group in self.param_groups}
@@ -306,7 +310,7 @@ class XSAM(SAM):
         grid = torch.linspace(0, self.alpha_max, self.alpha_samples, dtype=torch.float64).tolist()
         curve = sum(self._probe(turn, grid) for turn in turns) / len(turns)
         if self._over_ranks:
-            curve = _mean_over_ranks(curve.to(self._parameters()[0].device)).cpu()
+            curve = mean_over_ranks(curve.to(self._parameters()[0].device)).cpu()
         heights = [
             turns[0].sign * height if math.isfinite(height) else -math.inf for height in curve.tolist()
         ]
@@ -379,22 +383,3 @@ class _Turn:
         if self.sign < 0:
             turned = torch._foreach_neg(turned)
         torch._foreach_copy_([p.grad for p in self.params], turned)
-
-
-def _mean_over_ranks(vector: Tensor) -> Tensor:
-    torch.distributed.all_reduce(vector)
-    return vector / torch.distributed.get_world_size()
-
-
-@torch.no_grad()
-def _average_gradients_over_ranks(params: list[Tensor]) -> None:
-    # Every rank must send the same shapes, so a missing gradient travels as zeros.
-    params = [p for p in params if p.requires_grad]
-    for p in params:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    mean = _mean_over_ranks(torch.nn.utils.parameters_to_vector([p.grad for p in params]))
-    torch._foreach_copy_(
-        [p.grad for p in params],
-        [part.view_as(p) for p, part in zip(params, mean.split([p.numel() for p in params]), strict=True)],
-    )

@@ -1,5 +1,6 @@
 """Case 17, one rank: ``python two_ranks.py RANK FOLDER``. The test beside it starts two and compares."""
 
+import functools
 import sys
 import warnings
 from pathlib import Path
@@ -10,9 +11,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from samkit.optim import SAM, XSAM
+from samkit.optim import SAM, XSAM, AveragedSAM, LookbehindSAM
 
 F64 = torch.float64
+KINDS = {
+    "SAM": SAM,
+    "XSAM": functools.partial(XSAM, search_every=2),
+    "AveragedSAM": functools.partial(AveragedSAM, ascent_steps=3),
+    "LookbehindSAM": functools.partial(LookbehindSAM, ascent_steps=3),
+}
 
 
 def problem():
@@ -26,10 +33,7 @@ def train(rank: int, kind: str, steps: int = 3, bad_rank: int | None = None) -> 
     model, inputs, targets = problem()
     ddp = DistributedDataParallel(model)
     mine = slice(4 * rank, 4 * rank + 4)
-    if kind == "SAM":
-        optimizer = SAM(ddp.parameters(), rho=0.3, lr=0.2, momentum=0.9)
-    else:
-        optimizer = XSAM(ddp.parameters(), rho=0.3, search_every=2, lr=0.2, momentum=0.9)
+    optimizer = KINDS[kind](ddp.parameters(), rho=0.3, lr=0.2, momentum=0.9)
     seen, synced = [], []
 
     def closure():
@@ -66,11 +70,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
-    results = {
-        "SAM": train(rank, "SAM"),
-        "XSAM": train(rank, "XSAM"),
-        "bad SAM": train(rank, "SAM", steps=1, bad_rank=1),
-        "bad XSAM": train(rank, "XSAM", steps=1, bad_rank=1),
-    }
+    results = {kind: train(rank, kind) for kind in KINDS}
+    results |= {f"bad {kind}": train(rank, kind, steps=1, bad_rank=1) for kind in KINDS}
     torch.save(results, folder / f"rank{rank}.pt")
     dist.destroy_process_group()

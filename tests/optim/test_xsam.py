@@ -730,3 +730,18 @@ def test_a_forward_function_that_returns_no_loss_is_refused_with_the_weights_hom
     with pytest.raises(error, match="must return"):
         optimizer.step(make_closure(model, optimizer), forward=lambda: value)
     assert torch.equal(flat(model), before)
+
+
+def test_without_searches_alpha_stays_where_it_was_put():
+    model, data = make_model(), batch()
+    slow = SlowXSAM(
+        copy.deepcopy(model), rho=0.3, rho_max=0.6, k=1, search_every=1, lr=0.3, momentum=0.9, grid=[1.4]
+    )
+    optimizer = XSAM(model.parameters(), SGD, rho=0.3, search_every=None, alpha=1.4, lr=0.3, momentum=0.9)
+    closure = make_closure(model, optimizer, data)
+    for t in range(5):
+        slow.step(t, [data])
+        optimizer.step(closure)
+    assert closure.probes == 0
+    assert optimizer.alpha == 1.4
+    assert np.abs(flat(model).numpy() - slow.theta).max() < 1e-9
