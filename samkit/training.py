@@ -16,11 +16,12 @@ from torch.nn import functional
 
 import samkit
 from samkit import _arguments, data, models, parallel
-from samkit.optim import SAM
+from samkit.optim import SAM, XSAM, AveragedSAM, LookbehindSAM, Recorder
 
 __all__ = ["Config", "Result", "dataset", "evaluate", "loss_function", "run", "run_many"]
 
 _BASES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+_WRAPPERS = {"sam": SAM, "averaged-sam": AveragedSAM, "lookbehind-sam": LookbehindSAM, "xsam": XSAM}
 _SCHEDULES = {
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     "constant": lambda progress: 1.0,
@@ -28,7 +29,7 @@ _SCHEDULES = {
 _CHOICES = {
     "dataset": data.NAMES,
     "model": models.NAMES,
-    "optimizer": ("sgd", "sam"),
+    "optimizer": ("sgd", *_WRAPPERS),
     "base": tuple(_BASES),
     "schedule": tuple(_SCHEDULES),
     "loss": ("cross_entropy", "mse"),
@@ -50,7 +51,8 @@ class Config:
     model_options : dict
         Its further arguments, such as ``{"width": 50}``.
     optimizer : str
-        ``"sgd"`` steps with the base optimizer alone, ``"sam"`` wraps it in SAM.
+        ``"sgd"`` steps with the base optimizer alone; ``"sam"``, ``"averaged-sam"``, ``"lookbehind-sam"`` and
+        ``"xsam"`` wrap it, see :mod:`samkit.optim`.
     base : str
         The base optimizer: ``"sgd"``, ``"adam"`` or ``"adamw"``.
     epochs : int
@@ -65,7 +67,15 @@ class Config:
         ``"cross_entropy"``, or ``"mse"`` against one-hot targets, averaged over examples and summed over
         classes.
     rho, norm, ascent_steps, adaptive
-        SAM's radius and variants, as in ``samkit.optim.SAM``.
+        SAM's radius and variants, as in :class:`~samkit.optim.SAM`. XSAM has the l_2 norm only.
+    slow_step : float
+        Lookbehind's share of the way to keep, as in :class:`~samkit.optim.LookbehindSAM`.
+    search_every : int or None
+        Steps between two searches of XSAM; ``None`` searches once an epoch.
+    rho_max, alpha_max
+        XSAM's radius of the probes and the end of its range, as in :class:`~samkit.optim.XSAM`.
+    alpha : float or None
+        A position at which XSAM stays, without searches; ``None`` searches.
     sub_batch : int or None
         m of m-sharpness: each batch is cut into parts of this size, each perturbed by its own gradient.
     label_noise : float
@@ -109,6 +119,11 @@ class Config:
     norm: str = "l2"
     ascent_steps: int = 1
     adaptive: bool | str = False
+    slow_step: float = 0.5
+    search_every: int | None = None
+    rho_max: float | None = None
+    alpha_max: float = 2.0
+    alpha: float | None = None
     sub_batch: int | None = None
     label_noise: float = 0.0
     validation: float = 0.0
@@ -123,11 +138,17 @@ class Config:
                 raise ValueError(f"{name} must be one of {choices}; got {getattr(self, name)!r}")
         for name in ("epochs", "ascent_steps", "evaluate_every"):
             _arguments.integer(name, getattr(self, name), 1)
-        for name in ("batch_size", "sub_batch", "train_size"):
+        for name in ("batch_size", "sub_batch", "train_size", "search_every"):
             if getattr(self, name) is not None:
                 _arguments.integer(name, getattr(self, name), 1)
         for name in ("learning_rate", "momentum", "weight_decay", "rho"):
             _arguments.number(name, getattr(self, name))
+        for name in ("rho_max", "alpha"):
+            if getattr(self, name) is not None:
+                _arguments.number(name, getattr(self, name))
+        for name in ("slow_step", "alpha_max"):
+            _arguments.number(name, getattr(self, name), positive=True)
+        _arguments.fraction("slow_step", self.slow_step)
         for name in ("label_noise", "validation"):
             _arguments.fraction(name, getattr(self, name))
         if not isinstance(self.model_options, Mapping):
@@ -135,9 +156,14 @@ class Config:
                 f'model_options must be a dict such as {{"width": 50}}, got {self.model_options!r}'
             )
         _arguments.seed(self.data_seed)
-        if self.sub_batch is not None and self.optimizer != "sam":
+        if self.sub_batch is not None and self.optimizer == "sgd":
             raise ValueError(
                 f"sub_batch={self.sub_batch} belongs to SAM; set optimizer='sam' or sub_batch=None"
+            )
+        if self.optimizer == "xsam" and (self.norm != "l2" or self.adaptive is not False):
+            raise ValueError(
+                f"XSAM searches a Euclidean circle: norm must be 'l2' and adaptive False, got "
+                f"norm={self.norm!r} and adaptive={self.adaptive!r}; set optimizer='sam' for other balls"
             )
         if self.sub_batch is not None and self.batch_size is not None and self.batch_size % self.sub_batch:
             raise ValueError(
@@ -160,13 +186,16 @@ class Result:
         One entry for each evaluated epoch: ``epoch``, ``train_loss``, ``train_accuracy``, ``test_loss``,
         ``test_accuracy`` and, with validation data, ``validation_loss`` and ``validation_accuracy``. Losses
         are means over examples, accuracies shares between 0 and 1, all in evaluation mode at the end of the
-        epoch. Training figures count the labels that training sees, noise included.
+        epoch. Training figures count the labels that training sees, noise included. With XSAM also
+        ``alpha``, the position in use.
     model : torch.nn.Module
         The trained network, in evaluation mode.
     seconds : float
         Wall-clock time of the run, evaluation included.
     gradient_evaluations : int
-        Gradients of a whole batch computed: one a step for SGD, ``1 + ascent_steps`` for SAM.
+        Gradients of a whole batch computed: one a step for SGD, ``1 + ascent_steps`` for the others, and for
+        XSAM 7 more a search: 21 forward passes, where a gradient counts as three (forward, and twice as much
+        backward).
     """
 
     config: Config
@@ -314,6 +343,7 @@ def run(
     device: torch.device | str | None = None,
     callback: Callable[[int, nn.Module], bool | None] | None = None,
     model: nn.Module | None = None,
+    recorder: Recorder | None = None,
 ) -> Result:
     """Train one network.
 
@@ -337,6 +367,8 @@ def run(
     model : torch.nn.Module or None
         A network to start from, such as another run's; it is copied and stays as it is. ``None`` builds a
         fresh one from the seed.
+    recorder : samkit.optim.Recorder or None
+        Writes down what each step saw; SGD has nothing to record.
 
     Returns
     -------
@@ -348,7 +380,8 @@ def run(
     TypeError
         If an argument is of the wrong type, such as a seed that is not an integer.
     ValueError
-        If the seed is out of range, the device unknown, or ``sub_batch`` does not divide the training set.
+        If the seed is out of range, the device unknown, ``sub_batch`` does not divide the training set, or
+        there is a recorder for SGD.
 
     Examples
     --------
@@ -362,6 +395,8 @@ def run(
         raise TypeError(f"model must be a network to start from, or None, got {model!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be a function of step and model, or None, got {callback!r}")
+    if recorder is not None and config.optimizer == "sgd":
+        raise ValueError(f"recorder={recorder!r} records the steps of SAM and its variants; SGD has no climb")
     started = time.perf_counter()
     device = samkit.device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -370,7 +405,7 @@ def run(
         # Built on the CPU whatever the device, so that a seed names the same start everywhere.
         fresh = models.build(config.model, problem.x.shape[1:], problem.classes, **config.model_options)
         model = (fresh if model is None else copy.deepcopy(model)).to(device)
-        history, gradients = _train(model, problem.to(device), config, seed, progress, callback)
+        history, gradients = _train(model, problem.to(device), config, seed, progress, callback, recorder)
     return Result(config, seed, history, model.eval(), time.perf_counter() - started, gradients)
 
 
@@ -381,6 +416,7 @@ def _train(
     seed: int,
     progress: bool,
     callback: Callable | None,
+    recorder: Recorder | None,
 ) -> tuple[dict[str, np.ndarray], int]:
     if config.sub_batch is not None and len(problem.y) % config.sub_batch:
         raise ValueError(
@@ -388,13 +424,14 @@ def _train(
             "the last batch have equal weight too; choose another sub_batch, or train_size"
         )
     loss = loss_function(config)
-    optimizer = _optimizer(model, config)
+    size = config.batch_size or len(problem.y)
+    steps_per_epoch = math.ceil(len(problem.y) / size)
+    optimizer = _optimizer(model, config, steps_per_epoch, recorder)
     parts = {"train": (problem.x, problem.y), "test": (problem.x_test, problem.y_test)}
     if problem.y_validation is not None:
         parts["validation"] = (problem.x_validation, problem.y_validation)
     history: dict[str, list[float]] = {"epoch": []}
-    size = config.batch_size or len(problem.y)
-    total_steps = config.epochs * math.ceil(len(problem.y) / size)
+    total_steps = config.epochs * steps_per_epoch
     decay = _SCHEDULES[config.schedule]
     step, ended = 0, False
     model.train()
@@ -416,11 +453,20 @@ def _train(
                     value, accuracy = evaluate(model, inputs, labels, loss)
                     history.setdefault(f"{part}_loss", []).append(value)
                     history.setdefault(f"{part}_accuracy", []).append(accuracy)
+                if config.optimizer == "xsam":
+                    history.setdefault("alpha", []).append(optimizer.alpha)
             bar.update()
             if ended:
                 break
-    passes = 1 + config.ascent_steps if config.optimizer == "sam" else 1
-    return {key: np.asarray(values) for key, values in history.items()}, step * passes
+    return {key: np.asarray(values) for key, values in history.items()}, _gradients(optimizer, step)
+
+
+def _gradients(optimizer: torch.optim.Optimizer, steps: int) -> int:
+    gradients = steps * (1 + optimizer.ascent_steps if isinstance(optimizer, SAM) else 1)
+    if isinstance(optimizer, XSAM) and optimizer.search_every is not None:
+        searches = math.ceil(optimizer.steps / optimizer.search_every)
+        gradients += searches * optimizer.alpha_samples // 3  # a gradient costs three forward passes
+    return gradients
 
 
 def _says_stop(answer: Any) -> bool:
@@ -428,14 +474,24 @@ def _says_stop(answer: Any) -> bool:
     return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
-def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+def _optimizer(
+    model: nn.Module, config: Config, steps_per_epoch: int, recorder: Recorder | None
+) -> torch.optim.Optimizer:
     base = _BASES[config.base]
-    settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    settings: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.base == "sgd":
         settings["momentum"] = config.momentum
     if config.optimizer == "sgd":
         return base(model.parameters(), **settings)
-    return SAM(
+    if config.optimizer == "xsam":
+        settings |= {"rho_max": config.rho_max, "alpha_max": config.alpha_max}
+        if config.alpha is None:
+            settings["search_every"] = config.search_every or steps_per_epoch
+        else:
+            settings |= {"search_every": None, "alpha": config.alpha}
+    if config.optimizer == "lookbehind-sam":
+        settings["slow_step"] = config.slow_step
+    return _WRAPPERS[config.optimizer](
         model.parameters(),
         base,
         rho=config.rho,
@@ -443,6 +499,7 @@ def _optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         ascent_steps=config.ascent_steps,
         adaptive=config.adaptive,
         model=model,
+        recorder=recorder,
         **settings,
     )
 

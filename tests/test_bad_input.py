@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 import samkit
 from samkit import claims, data, landscapes, models, perturb, results, sharpness, training
-from samkit.optim import SAM, XSAM
+from samkit.optim import SAM, XSAM, AveragedSAM, LookbehindSAM
 
 
 @pytest.fixture
@@ -47,6 +47,19 @@ def sam(bench, params=None, base=SGD, **options):
 
 def xsam(bench, **options):
     return XSAM(bench.params, SGD, **{"lr": 0.1, "search_every": 2, **options})
+
+
+def averaged(bench, **options):
+    return AveragedSAM(bench.params, SGD, **{"lr": 0.1, "ascent_steps": 2, **options})
+
+
+def lookbehind(bench, **options):
+    return LookbehindSAM(bench.params, SGD, **{"lr": 0.1, **options})
+
+
+EVERY_KIND = pytest.mark.parametrize(
+    "make", [sam, xsam, averaged, lookbehind], ids=["SAM", "XSAM", "AveragedSAM", "LookbehindSAM"]
+)
 
 
 def run(**options):
@@ -103,6 +116,10 @@ OPTIMIZER = {
     ),
     "XSAM in another norm": (lambda b: xsam(b, norm="linf"), ValueError, "'linf'", "l2"),
     "XSAM, adaptive": (lambda b: xsam(b, adaptive=True), ValueError, "adaptive", "SAM"),
+    "alpha is negative": (lambda b: xsam(b, alpha=-1.0), ValueError, "-1.0", "alpha"),
+    "a slow step beyond 1": (lambda b: lookbehind(b, slow_step=1.5), ValueError, "1.5", "between 0 and 1"),
+    "a slow step of 0": (lambda b: lookbehind(b, slow_step=0.0), ValueError, "0.0", "slow_step"),
+    "a recorder by name": (lambda b: sam(b, recorder="yes"), TypeError, "'yes'", "Recorder"),
     "no parameters": (lambda b: sam(b, []), ValueError, "empty", "param"),
     "a used-up generator": (lambda b: sam(b, (p for p in [])), ValueError, "empty", "param"),
     "one tensor as parameters": (lambda b: sam(b, b.params[0]), TypeError, "Parameter", "iterable"),
@@ -205,7 +222,7 @@ def test_a_sharpness_aware_optimizer_refuses(bench, call, error, value, remedy):
     assert_untouched(bench.net, before)
 
 
-@pytest.mark.parametrize("make", [sam, xsam], ids=["SAM", "XSAM"])
+@EVERY_KIND
 @table(STEP)
 def test_a_step_refuses_and_leaves_the_weights(bench, make, call, error, value, remedy):
     optimizer = make(bench)
@@ -216,7 +233,7 @@ def test_a_step_refuses_and_leaves_the_weights(bench, make, call, error, value, 
     optimizer.step(bench.closure)  # and goes on as if nothing had happened
 
 
-@pytest.mark.parametrize("make", [sam, xsam], ids=["SAM", "XSAM"])
+@EVERY_KIND
 @table(LATER)
 def test_an_optimizer_in_use_refuses_and_leaves_the_weights(bench, make, call, error, value, remedy):
     optimizer = make(bench)
@@ -227,7 +244,7 @@ def test_an_optimizer_in_use_refuses_and_leaves_the_weights(bench, make, call, e
     optimizer.step(bench.closure)
 
 
-@pytest.mark.parametrize("make", [sam, xsam], ids=["SAM", "XSAM"])
+@EVERY_KIND
 def test_a_later_closure_of_a_list_is_checked_as_well(bench, make):
     optimizer = make(bench)
     before = snapshot(bench.net)

@@ -14,9 +14,11 @@ from nbclient import NotebookClient
 from torch.nn import functional
 
 from samkit import data, models, parallel
+from samkit.optim import Recorder
 from samkit.training import Config, Result, dataset, evaluate, loss_function, run, run_many
 
 QUICK = Config(dataset="two_moons", model_options={"width": 10}, epochs=3, batch_size=50)
+ALPHA_AT_THE_END = pytest.mark.filterwarnings("ignore:XSAM's search ended at alpha_max")
 
 
 def weights(result):
@@ -154,7 +156,122 @@ def test_the_full_batch_takes_one_step_an_epoch_on_every_example_in_order():
     assert result.gradient_evaluations == 1
 
 
-@pytest.mark.parametrize(("options", "per_step"), [({}, 1), ({"optimizer": "sam", "ascent_steps": 2}, 3)])
+def averaged_gradient(net, x, y, rho=0.2, k=2):
+    theta = list(net.parameters())
+    start = [p.detach().clone() for p in theta]
+    met = []
+    for _ in range(k):
+        g = plain_gradient(net, x, y)
+        length = math.sqrt(sum(float(d.square().sum()) for d in g))
+        with torch.no_grad():
+            for p, d in zip(theta, g, strict=True):
+                p.add_(rho / k * d / length)
+        met.append(plain_gradient(net, x, y))
+    with torch.no_grad():
+        for p, home in zip(theta, start, strict=True):
+            p.copy_(home)
+    return [sum(ds) / k for ds in zip(*met, strict=True)]
+
+
+def test_averaged_and_lookbehind_runs_equal_the_loop_written_out_by_hand():
+    config = dataclasses.replace(QUICK, momentum=0.0, weight_decay=0.0, rho=0.2, ascent_steps=2)
+    expected = by_hand(config, 4, averaged_gradient)
+    for optimizer in ("averaged-sam", "lookbehind-sam"):  # equal without momentum, with a slow step of 1/2
+        got = weights(run(dataclasses.replace(config, optimizer=optimizer), 4))
+        assert torch.allclose(got, expected, atol=2e-5)
+    momentum = [
+        weights(run(dataclasses.replace(config, optimizer=optimizer, momentum=0.9), 4))
+        for optimizer in ("averaged-sam", "lookbehind-sam")
+    ]
+    assert not torch.allclose(*momentum, atol=1e-3)
+
+
+@ALPHA_AT_THE_END
+def test_the_options_of_xsam_and_lookbehind_reach_the_optimizer():
+    xsam = dataclasses.replace(QUICK, optimizer="xsam", rho=0.3)
+    options = [{}, {"search_every": 1}, {"rho_max": 2.0}, {"alpha_max": 0.5}, {"alpha": 1.5}]
+    configs = [dataclasses.replace(xsam, **changes) for changes in options]
+    back = dataclasses.replace(QUICK, optimizer="lookbehind-sam", rho=0.3, ascent_steps=2)
+    configs += [back, dataclasses.replace(back, slow_step=0.9)]
+    ends = [weights(run(config, 0)) for config in configs]
+    for i in range(len(ends)):
+        for j in range(i):
+            assert not torch.allclose(ends[i], ends[j], atol=1e-4), (configs[i], configs[j])
+
+
+def test_xsam_that_stays_at_one_is_sam():
+    sam = dataclasses.replace(QUICK, optimizer="sam", rho=0.3)
+    staying = dataclasses.replace(sam, optimizer="xsam", alpha=1.0)
+    assert torch.allclose(weights(run(staying, 0)), weights(run(sam, 0)), atol=1e-5)
+
+
+@ALPHA_AT_THE_END
+def test_the_history_of_xsam_has_its_alpha_of_each_epoch():
+    result = run(dataclasses.replace(QUICK, optimizer="xsam", rho=0.3), 0)
+    assert len(result.history["alpha"]) == 3
+    assert all(0 <= alpha <= 2 for alpha in result.history["alpha"])
+    assert "alpha" not in run(QUICK, 0).history
+
+
+@ALPHA_AT_THE_END
+@pytest.mark.parametrize(("search_every", "searches"), [(None, 3), (5, 3), (12, 1), (1, 12)])
+def test_a_search_of_xsam_counts_as_seven_gradients(search_every, searches):
+    forwards = []
+    config = dataclasses.replace(QUICK, optimizer="xsam", rho=0.3, search_every=search_every)
+
+    def count(step, net):
+        if step == 0:
+            net.register_forward_hook(lambda *_: forwards.append((torch.is_grad_enabled(), net.training)))
+
+    result = run(config, 0, callback=count)
+    gradients, probes = forwards.count((True, True)), forwards.count((False, True))
+    assert (gradients, probes) == (3 * 4 * 2, 21 * searches)
+    assert result.gradient_evaluations == gradients + probes / 3
+
+
+def test_without_searches_xsam_costs_what_sam_costs():
+    config = dataclasses.replace(QUICK, optimizer="xsam", rho=0.3, alpha=1.2)
+    assert run(config, 0).gradient_evaluations == 3 * 4 * 2
+
+
+def test_a_recorder_sees_every_step_of_a_run():
+    recorder = Recorder()
+    sam = dataclasses.replace(QUICK, optimizer="sam", rho=0.3)
+    watched = run(sam, 0, recorder=recorder)
+    assert len(recorder) == 3 * 4
+    assert torch.equal(weights(watched), weights(run(sam, 0)))
+    with pytest.raises(ValueError, match="SGD has no climb"):
+        run(QUICK, 0, recorder=recorder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "xsam", "norm": "linf"}, "'linf'"),
+        ({"optimizer": "xsam", "adaptive": True}, "adaptive"),
+        ({"slow_step": 1.5}, "slow_step"),
+        ({"slow_step": 0.0}, "slow_step"),
+        ({"alpha_max": 0.0}, "alpha_max"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"rho_max": -1.0}, "rho_max"),
+        ({"search_every": 0}, "search_every"),
+        ({"optimizer": "lion"}, "'lion'"),
+    ],
+)
+def test_settings_of_the_other_methods_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "per_step"),
+    [
+        ({}, 1),
+        ({"optimizer": "sam", "ascent_steps": 2}, 3),
+        ({"optimizer": "averaged-sam", "ascent_steps": 2}, 3),
+        ({"optimizer": "lookbehind-sam", "ascent_steps": 2}, 3),
+    ],
+)
 def test_gradient_evaluations_are_the_passes_in_training_mode(options, per_step):
     passes = []
     config = dataclasses.replace(QUICK, **options)
