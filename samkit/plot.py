@@ -33,6 +33,7 @@ __all__ = [
     "curves",
     "dots",
     "means",
+    "nearest_solutions",
     "panels",
     "plane",
     "reference",
@@ -303,6 +304,59 @@ def dots(
     ax.set_yticks(range(len(groups)), list(groups))
     ax.set_ylim(len(groups) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
+    return ax
+
+
+def nearest_solutions(paths: Mapping[str, np.ndarray], mu: Sequence[float], z: float) -> Axes:
+    """Paths in the plane of two coefficients, across the lines on which the loss is constant.
+
+    On one of these lines the points nearest to the origin are marked, in the l_2 and in the l_1 norm, with
+    the quarter of the circle and the side of the diamond that touch the line there.
+
+    Parameters
+    ----------
+    paths : mapping of str to array
+        Label to coefficients ``(steps, 2)``; a dot marks the start.
+    mu : sequence of float
+        The example ``(2,)``, with 0 < mu_1 < mu_2.
+    z : float
+        The prediction on the marked line, > 0.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    mu = np.asarray(mu, dtype=float)
+    _, ax = plt.subplots(figsize=(5.6, 4.6))
+    size = 1.6 * z / mu[1]
+    x = np.array([0, 2 * size])
+    for level in z * np.array([0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75]):
+        chosen = level == z
+        ax.plot(
+            x, (level - mu[0] * x) / mu[1], color="#333333" if chosen else "#bbbbbb", lw=1.6 if chosen else 1
+        )
+    near_l2, near_l1 = z * mu / (mu @ mu), np.array([0, z / mu[1]])
+    turn = np.linspace(0, np.pi / 2, 100)
+    ax.plot(
+        *np.linalg.norm(near_l2) * np.stack([np.cos(turn), np.sin(turn)]), color="#777777", ls=":", lw=1.5
+    )
+    ax.plot([0, near_l1[1]], [near_l1[1], 0], color="#777777", ls=(0, (4, 2)), lw=1.5)
+    for (label, path), look in zip(paths.items(), _styles(paths), strict=True):
+        path = np.asarray(path, dtype=float)
+        ax.plot(*path.T, label=label, **look)
+        ax.plot(*path[0], "o", color=look["color"], markersize=5)
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    for text, point, offset in (("nearest in ℓ₂", near_l2, (9, 5)), ("nearest in ℓ₁", near_l1, (9, 9))):
+        ax.plot(*point, "*", color="black", markersize=11, markeredgecolor="white", zorder=4, clip_on=False)
+        ax.annotate(text, point, offset, textcoords="offset points", path_effects=halo)
+    ax.annotate(
+        "equal loss", (0.8 * size, (z - mu[0] * 0.8 * size) / mu[1]), (4, 4), textcoords="offset points"
+    )
+    ax.set(xlabel="coefficient β₁ (minor)", ylabel="coefficient β₂ (major)", aspect="equal")
+    ax.set(xlim=(0, size), ylim=(0, size))
+    ax.grid(visible=False)
+    ax.legend(loc="upper right")
     return ax
 
 
