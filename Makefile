@@ -17,7 +17,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book serve test lint test-unit test-notebooks test-browser results bench address lock clean
+.PHONY: help setup book serve test lint test-unit test-notebooks test-browser results bench live address lock clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -75,6 +75,9 @@ results: setup ## Run the long experiments again (ONLY=name for one; resumes whe
 
 bench: setup ## Time samkit beside its peers
 	$(BIN)/python -m benchmarks
+
+live: setup ## Draw the live figures' static pictures again, after an edit (needs Node)
+	$(BIN)/python book/tools/live_pictures.py
 
 address: setup ## Write repository.url of _config.yml into every badge, setup cell and project file
 	$(BIN)/python book/tools/address.py

@@ -29,6 +29,7 @@ ROOMS = (
     "samkit.claims",
     "samkit.experiments",
     "samkit.plot",
+    "samkit.live",
 )
 MATHEMATICS = ROOMS[ROOMS.index("samkit.perturb") : ROOMS.index("samkit.data")]
 # Plots, notebooks, files and progress bars: what mathematics must not know.
