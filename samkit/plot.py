@@ -8,6 +8,7 @@ looks the same on a light and on a dark page.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -32,6 +33,7 @@ __all__ = [
     "circle",
     "curves",
     "dots",
+    "mark",
     "means",
     "nearest_solutions",
     "panels",
@@ -347,11 +349,18 @@ def nearest_solutions(paths: Mapping[str, np.ndarray], mu: Sequence[float], z: f
         ax.plot(*path.T, label=label, **look)
         ax.plot(*path[0], "o", color=look["color"], markersize=5)
     halo = [patheffects.withStroke(linewidth=3, foreground="white")]
-    for text, point, offset in (("nearest in ℓ₂", near_l2, (9, 5)), ("nearest in ℓ₁", near_l1, (9, 9))):
+    for text, point, offset in (("nearest in ℓ₂", near_l2, (24, 12)), ("nearest in ℓ₁", near_l1, (48, 14))):
         ax.plot(*point, "*", color="black", markersize=11, markeredgecolor="white", zorder=4, clip_on=False)
-        ax.annotate(text, point, offset, textcoords="offset points", path_effects=halo)
+        ax.annotate(
+            text,
+            point,
+            offset,
+            textcoords="offset points",
+            path_effects=halo,
+            arrowprops={"arrowstyle": "-", "color": "#777777", "lw": 0.8},
+        )
     ax.annotate(
-        "equal loss", (0.8 * size, (z - mu[0] * 0.8 * size) / mu[1]), (4, 4), textcoords="offset points"
+        "equal loss", (0.75 * size, (z - mu[0] * 0.75 * size) / mu[1]), (4, 4), textcoords="offset points"
     )
     ax.set(xlabel="coefficient β₁ (minor)", ylabel="coefficient β₂ (major)", aspect="equal")
     ax.set(xlim=(0, size), ylim=(0, size))
@@ -628,6 +637,40 @@ def reference(ax: Axes, value: float, text: str, *, axis: str = "y", side: str =
         )
     else:
         raise ValueError(f"axis must be 'x' or 'y', got {axis!r}")
+    return ax
+
+
+def mark(ax: Axes, points: Mapping[str, Sequence[float]], *, names: bool = True) -> Axes:
+    """Mark points on axes that are drawn already, each with a symbol of its own.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+        Where to draw.
+    points : mapping of str to sequence of float
+        Label to a point ``(x, y)``. The order chooses the symbols.
+    names : bool
+        Whether the labels go into a legend of the points.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    for symbol, (label, (x, y)) in zip(itertools.cycle("osD*^v"), points.items(), strict=False):
+        size = 11 if symbol == "*" else 7
+        ax.plot(
+            x,
+            y,
+            symbol,
+            color="black",
+            markersize=size,
+            markeredgecolor="white",
+            zorder=4,
+            label=label if names else f"_{label}",
+        )
+    if names:
+        ax.legend()
     return ax
 
 

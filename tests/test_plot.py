@@ -225,3 +225,23 @@ def test_each_edge_of_stability_is_drawn_once_and_named():
     top, bottom = plot.edge_of_stability({k: path | {"edge": np.array(v)} for k, v in labels.items()})
     assert sorted(text.get_text() for text in bottom.texts) == ["2/η = 10", "2/η = 20"]
     assert [text.get_text() for text in top.get_legend().get_texts()] == list(labels)
+
+
+def test_marks_stand_where_they_belong_each_with_its_own_symbol_and_named_once():
+    ax = plot.curves([0.0, 1.0], {"a": [0.0, 1.0], "b": [1.0, 0.0]}, xlabel="x", ylabel="y")
+    plot.mark(ax, {"here": (0.25, 0.5), "there": (0.75, 0.5)})
+    plot.mark(ax, {"here": (0.5, 0.1)}, names=False)
+    here, there, again = ax.lines[-3:]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in (here, there)] == [
+        (0.25, 0.5),
+        (0.75, 0.5),
+    ]
+    assert here.get_marker() == again.get_marker() != there.get_marker()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "here", "there"]
+
+
+def test_the_nearest_solutions_lie_on_the_line_of_equal_loss_where_ball_and_diamond_touch_it():
+    ax = plot.nearest_solutions({"L = 1": np.array([[0.0, 0.0], [0.4, 0.8]])}, [1.0, 2.0], z=2.0)
+    stars = [line.get_xydata()[0] for line in ax.lines if line.get_marker() == "*"]
+    np.testing.assert_allclose(stars, [[0.4, 0.8], [0.0, 1.0]])
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["L = 1"]

@@ -152,17 +152,18 @@ def rescaled_flow(
         return min(np.log(norm) - np.log(np.abs(beta).sum() + 1e-300), gap)
 
     stop.terminal = True
-    found = solve_ivp(
-        velocity,
-        (0, s[-1]),
-        np.zeros(len(rows)),
-        "BDF",
-        jac=jacobian,
-        events=stop if np.isfinite(norm) or loss else None,
-        dense_output=True,
-        rtol=1e-8,
-        atol=1e-10,
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # a trial step that is too long is taken back
+        found = solve_ivp(
+            velocity,
+            (0, s[-1]),
+            np.zeros(len(rows)),
+            "BDF",
+            jac=jacobian,
+            events=stop if np.isfinite(norm) or loss else None,
+            dense_output=True,
+            rtol=1e-8,
+            atol=1e-10,
+        )
     end = found.t[-1]
     s = s[s <= end] if found.status == 0 else np.append(s[s < end], end)
     counts = found.sol(s).T
@@ -336,7 +337,7 @@ def _steps(
     while loss > 0.05:
         points.append(network.beta.detach().numpy().copy())
         for _ in range(10):
-            loss = float(optimizer.step(closure))
+            loss = optimizer.step(closure).item()
     return points
 
 
