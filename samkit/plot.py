@@ -31,14 +31,17 @@ __all__ = [
     "accuracy_against_rho",
     "balls",
     "circle",
+    "cloud",
     "curves",
     "dots",
+    "ends",
     "mark",
     "means",
     "nearest_solutions",
     "panels",
     "plane",
     "reference",
+    "scan",
     "slices",
     "spectra",
     "style",
@@ -823,6 +826,140 @@ def edge_of_stability(paths: Mapping[str, Mapping[str, np.ndarray]]) -> np.ndarr
     bottom.set_ylim(bottom=0)
     top.legend(ncols=2)
     return np.array([top, bottom])
+
+
+def cloud(values: np.ndarray, *, step: float, single: Sequence[float] | None = None, ylabel: str) -> Axes:
+    """How often each position was found in each epoch, with the epoch's mean.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        Positions on a grid that starts at 0, one row for each epoch, shape ``(epochs, n)``.
+    step : float
+        The distance of the grid's points.
+    single : sequence of float or None
+        One position for each epoch, drawn as circles, such as that of a run which looks once an epoch.
+    ylabel : str
+        Axis label, with symbol.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    values = np.asarray(values, dtype=float)
+    bins = np.rint(values / step).astype(int)
+    shares = np.stack([(bins == k).mean(axis=1) for k in range(bins.max() + 1)])
+    _, ax = plt.subplots(figsize=(6.8, 3.6))
+    epochs = np.arange(1, len(values) + 1)
+    edges = (np.arange(len(epochs) + 1) + 0.5, step * (np.arange(len(shares) + 1) - 0.5))
+    filled = ax.pcolormesh(*edges, 100 * shares, cmap="Greys")
+    ax.figure.colorbar(filled, ax=ax, label="share of the epoch's searches (%)")
+    ax.plot(epochs, values.mean(axis=1), label="mean of the epoch", color=COLORS["XSAM"], lw=2)
+    if single is not None:
+        look = {"markerfacecolor": "white", "markeredgecolor": COLORS["SAM"], "markersize": 5}
+        ax.plot(epochs, single, "o", label="searched once an epoch", **look)
+    ax.set(xlabel="epoch", ylabel=ylabel)
+    ax.grid(visible=False)
+    ax.legend(loc="lower right", frameon=True)
+    return ax
+
+
+def ends(
+    places: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    x: Sequence[float],
+    y: Sequence[float],
+    *,
+    points: Mapping[str, Sequence[float]],
+    xlabel: str,
+    ylabel: str,
+) -> np.ndarray:
+    """Where walks end, by where they start: a map for each method.
+
+    Parameters
+    ----------
+    places : mapping of str to numpy.ndarray
+        Method to the index of the place where each start ends, shape ``(len(y), len(x))``.
+    names : sequence of str
+        The places, at most four.
+    x, y : sequence of float
+        The starts.
+    points : mapping of str to sequence of float
+        Points to mark in every map, by name.
+    xlabel, ylabel : str
+        Axis labels, with symbol and unit.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        The maps.
+    """
+    colors = ("#332288", "#F0E0A0", "#D55E00", "#BBBBBB")[: len(names)]
+    rows = -(-len(places) // 2)
+    figure, axes = plt.subplots(
+        rows, 2, figsize=(7.2, 0.4 + 2.3 * rows), sharex=True, sharey=True, squeeze=False
+    )
+    halo = [patheffects.withStroke(linewidth=2.5, foreground="white")]
+    for ax, (method, where) in zip(axes.flat, places.items(), strict=False):
+        ax.pcolormesh(
+            x, y, where, cmap=mpl.colors.ListedColormap(colors), vmin=-0.5, vmax=len(colors) - 0.5, alpha=0.9
+        )
+        for name, point in points.items():
+            ax.plot(*point, "*", color="black", markersize=9, markeredgecolor="white")
+            ax.annotate(
+                name, point, (0, 7), textcoords="offset points", ha="center", fontsize=9, path_effects=halo
+            )
+        ax.set_title(method)
+        ax.grid(visible=False)
+    for ax in axes[-1]:
+        ax.set_xlabel(xlabel)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(ylabel)
+    keys = [mpl.patches.Patch(color=color, label=name) for color, name in zip(colors, names, strict=True)]
+    figure.legend(handles=keys, loc="outside upper center", ncols=len(names))
+    return axes
+
+
+def scan(
+    x: Sequence[float],
+    rows: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]],
+    *,
+    xlabel: str,
+) -> np.ndarray:
+    """Curves of several methods in a table of panels: a row for each quantity, a column for each setting.
+
+    Parameters
+    ----------
+    x : sequence of float
+        Shared horizontal positions ``(k,)``.
+    rows : mapping of str to mapping of str to mapping of str to array
+        Quantity to setting to method to values, as :func:`~samkit.plot.curves` takes them.
+    xlabel : str
+        Axis label, with symbol and unit.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        The panels.
+    """
+    columns = max(len(settings) for settings in rows.values())
+    figure, axes = plt.subplots(
+        len(rows), columns, figsize=(8.0, 0.6 + 2.1 * len(rows)), sharex=True, sharey="row", squeeze=False
+    )
+    for line, (quantity, settings) in zip(axes, rows.items(), strict=True):
+        for ax, (setting, groups) in zip(line, settings.items(), strict=True):
+            curves(x, groups, xlabel="", ylabel="", ax=ax)
+            handles, labels = ax.get_legend_handles_labels()
+            if ax.get_legend() is not None:
+                ax.get_legend().remove()
+            if line is axes[0]:
+                ax.set_title(setting)
+        line[0].set_ylabel(quantity)
+    for ax in axes[-1]:
+        ax.set_xlabel(xlabel)
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    return axes
 
 
 def _axes(ax: Axes | None, xlabel: str, ylabel: str, *, logx: bool = False, logy: bool = False) -> Axes:
