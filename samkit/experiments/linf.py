@@ -239,7 +239,7 @@ def thresholds(
     Returns
     -------
     dict
-        One entry a weight, in units of the radius: ``below``, the size at the end of those that started below;
+        One entry a weight, in units of the radius: ``below``, size at the end of those that started below;
         ``landing``, the moment they first reach zero over the predicted one; ``at``, the distance from the
         radius at the end of those that started there; ``growth``, the growth rate of w - rho over mu of those
         that started above.
@@ -354,8 +354,8 @@ def blow_ups(
     """Three and more layers: winner, blow-up time and frozen weights, foretold and found (claim M5).
 
     The flow of all layers is integrated from SAM's definition by a general solver, until the largest weight,
-    at its present speed, would double within 1e-8 of the time elapsed. A weight that reaches zero stays there,
-    because its gradient does.
+    at its present speed, would double within 1e-8 of the time elapsed. Weights that reach zero stay there,
+    because their gradient is zero.
 
     Parameters
     ----------
@@ -435,12 +435,12 @@ def _until_blow_up(mu: np.ndarray, alpha: np.ndarray, rho: float, depth: int) ->
 
 
 def margin_of_the_survivors(
-    seed: int, *, n: int = 20, d: int = 6, rho: float = 0.1, norm: float = 1e6, step: float = 0.01
+    seed: int, *, n: int = 20, d: int = 6, rho: float = 0.1, norm: float = 1e12, step: float = 0.01
 ) -> dict[str, float]:
     """Many examples, two layers: the margin that l_inf-SAM reaches, against the best of what is left to it.
 
     Separable examples, brought to a separator with positive coefficients; balanced starts from 0.2 to 3 times
-    the radius; steps of equal rescaled time, until the l_1 norm of the coefficients is ``norm``.
+    the radius; at most 10,000 steps of equal rescaled time, until the l_1 norm of the coefficients is ``norm``.
 
     Parameters
     ----------
@@ -471,7 +471,7 @@ def margin_of_the_survivors(
         slope = np.exp(log_slope - log_slope.max())
         return slope @ rows / slope.sum()
 
-    for _ in range(100_000):
+    for _ in range(10_000):
         u = w - rho * np.sign(pull(w) * w)
         log_slope = -np.logaddexp(0, rows @ u**2)
         slope = np.exp(log_slope - log_slope.max())
