@@ -29,12 +29,14 @@ __all__ = [
     "COLORS",
     "LINES",
     "accuracy_against_rho",
+    "against_theory",
     "balls",
     "circle",
     "cloud",
     "curves",
     "dots",
     "ends",
+    "layer_plane",
     "mark",
     "means",
     "nearest_solutions",
@@ -46,6 +48,7 @@ __all__ = [
     "spectra",
     "style",
     "use_style",
+    "winning_features",
     "worst_case_maps",
 ]
 
@@ -674,6 +677,134 @@ def mark(ax: Axes, points: Mapping[str, Sequence[float]], *, names: bool = True)
         )
     if names:
         ax.legend()
+    return ax
+
+
+def against_theory(
+    predicted: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    measured: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    logy: bool = False,
+    ax: Axes | None = None,
+) -> Axes:
+    """Predictions as lines and measurements as dots, in one colour for each label.
+
+    Parameters
+    ----------
+    predicted : mapping of str to tuple of sequences of float
+        Label to ``(x, y)`` of its line.
+    measured : mapping of str to tuple of sequences of float
+        The same labels, or some of them, to ``(x, y)`` of the dots; of many dots, about 15 evenly spaced ones
+        are drawn.
+    xlabel, ylabel : str
+        Axis labels, with symbol and unit.
+    logy : bool
+        Logarithmic vertical axis.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(ax, xlabel, ylabel, logy=logy)
+    for (label, line), look in zip(predicted.items(), _styles(predicted), strict=True):
+        ax.plot(*line, label=label, **look)
+        if label in measured:
+            x, y = (np.asarray(values)[:: max(1, len(values) // 15)] for values in measured[label])
+            ax.plot(x, y, "o", color=look["color"], markersize=4.5, markeredgecolor="white", zorder=3)
+    _legend(ax, predicted)
+    return ax
+
+
+def winning_features(
+    x: np.ndarray, maps: Mapping[str, np.ndarray], dots: Mapping[str, np.ndarray], at: np.ndarray, rho: float
+) -> np.ndarray:
+    """Who wins, over the starts of two weights: areas as foretold, dots as found, a panel for each label.
+
+    Parameters
+    ----------
+    x : numpy.ndarray
+        Starts of either weight, ``(k,)``.
+    maps : mapping of str to numpy.ndarray
+        Label to the winner of each start, ``(k, k)``: 0 the minor feature, 1 the major one, -1 none. Rows
+        belong to starts of the second weight. The first half of the labels makes the upper row of panels.
+    dots : mapping of str to numpy.ndarray
+        The same labels to the winners that were found, ``(n, n)``.
+    at : numpy.ndarray
+        Starts of either weight at the dots, ``(n,)``.
+    rho : float
+        The radius, drawn as a line for each weight in the lower row.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        The panels ``(2, len(maps) // 2)``.
+    """
+    names, colors = ("none", "minor", "major"), ("#555555", "#E69F00", "#0072B2")
+    faint = mpl.colors.ListedColormap([mpl.colors.to_rgba(color, 0.35) for color in colors])
+    columns = len(maps) // 2
+    _, axes = plt.subplots(2, columns, figsize=(7.4, 5.6), sharex=True, sharey=True)
+    first, second = np.meshgrid(at, at)
+    for ax, (label, winner) in zip(axes.flat, maps.items(), strict=True):
+        ax.pcolormesh(x, x, winner, cmap=faint, vmin=-1, vmax=1, rasterized=True)
+        for value, (name, color) in enumerate(zip(names, colors, strict=True), start=-1):
+            here = dots[label] == value
+            marker = "x^o"[value + 1]
+            ax.plot(first[here], second[here], marker, color=color, markersize=4.5, label=name)
+        ax.set(title=label, aspect="equal")
+        ax.grid(visible=False)
+    for ax in axes[1]:
+        ax.axhline(rho, color="#333333", linewidth=0.8, linestyle=":")
+        ax.axvline(rho, color="#333333", linewidth=0.8, linestyle=":")
+        ax.set_xlabel("α₁ (minor)")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("α₂ (major)")
+    axes[0, 0].figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, title="winner"
+    )
+    return axes
+
+
+def layer_plane(
+    x: np.ndarray, grows: np.ndarray, paths: Sequence[np.ndarray], rho: float, *, ax: Axes | None = None
+) -> Axes:
+    """Two weights of one coordinate, one in each layer: the starts that grow, and paths between them.
+
+    Parameters
+    ----------
+    x : numpy.ndarray
+        Values of either weight, ``(k,)``.
+    grows : numpy.ndarray of bool
+        Whether a start grows for ever, ``(k, k)``; rows belong to the second weight.
+    paths : sequence of numpy.ndarray
+        Paths ``(steps, 2)``; a dot marks the start.
+    rho : float
+        The radius, marked where both weights have it.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    if ax is None:
+        _, ax = plt.subplots(figsize=(5.2, 4.6))
+    _axes(ax, "weight w¹ in the first layer", "weight w² in the second layer")
+    ax.pcolormesh(x, x, grows, cmap=mpl.colors.ListedColormap(["#dddddd", "#fbe3bd"]), rasterized=True)
+    look = style("linf-SAM")
+    for path in paths:
+        ax.plot(*path.T, color=look["color"], linewidth=1.5)
+        ax.plot(*path[0], "o", color="black", markersize=4.5)
+    ax.plot(rho, rho, "s", color="black", markersize=6)
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    ax.annotate("(ρ, ρ)", (rho, rho), (7, 5), textcoords="offset points", path_effects=halo)
+    ax.set(xlim=x[[0, -1]], ylim=x[[0, -1]], aspect="equal")
+    ax.grid(visible=False)
     return ax
 
 

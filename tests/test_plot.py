@@ -245,3 +245,39 @@ def test_the_nearest_solutions_lie_on_the_line_of_equal_loss_where_ball_and_diam
     stars = [line.get_xydata()[0] for line in ax.lines if line.get_marker() == "*"]
     np.testing.assert_allclose(stars, [[0.4, 0.8], [0.0, 1.0]])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["L = 1"]
+
+
+def test_theory_is_a_line_and_a_measurement_dots_in_its_colour():
+    x = np.linspace(0, 1, 200)
+    ax = plot.against_theory(
+        {"GD": (x, x), "linf-SAM": (x, x**2)}, {"GD": (x, x)}, xlabel="s", ylabel="w", logy=True
+    )
+    line, dots, other = ax.lines
+    assert line.get_color() == dots.get_color() != other.get_color()
+    assert dots.get_marker() == "o"
+    assert 10 <= len(dots.get_xdata()) <= 20
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["GD", "linf-SAM"]
+
+
+def test_winning_features_are_areas_with_dots_of_their_own_in_each_panel():
+    x, at = np.linspace(0, 2, 11), np.array([0.5, 1.5])
+    names = ["GD, L = 2", "GD, L = 3", "linf-SAM, L = 2", "linf-SAM, L = 3"]
+    dots = np.array([[-1, 0], [1, 1]])
+    axes = plot.winning_features(
+        x, dict.fromkeys(names, np.ones((11, 11))), dict.fromkeys(names, dots), at, 1
+    )
+    assert [ax.get_title() for ax in axes.flat] == names
+    none, minor, major = axes[0, 0].lines
+    assert (list(none.get_xdata()), list(none.get_ydata())) == ([0.5], [0.5])
+    assert (list(minor.get_xdata()), list(minor.get_ydata())) == ([1.5], [0.5])
+    assert (list(major.get_xdata()), list(major.get_ydata())) == ([0.5, 1.5], [1.5, 1.5])
+    assert len(axes[1, 0].lines) == 3 + 2
+
+
+def test_the_plane_of_two_layers_shows_each_path_from_its_start():
+    x = np.linspace(-1, 2, 7)
+    path = np.array([[0.5, 0.2], [0.3, 0.1]])
+    ax = plot.layer_plane(x, x[:, None] + x > 2, [path], 1.0)
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), path)
+    np.testing.assert_array_equal(ax.lines[1].get_xydata(), path[:1])
+    assert ax.get_xlim() == ax.get_ylim() == (-1, 2)

@@ -440,7 +440,7 @@ def margin_of_the_survivors(
     """Many examples, two layers: the margin that l_inf-SAM reaches, against the best of what is left to it.
 
     Separable examples, brought to a separator with positive coefficients; balanced starts from 0.2 to 3 times
-    the radius; at most 10,000 steps of equal rescaled time, until the l_1 norm of the coefficients is ``norm``.
+    the radius; at most 10,000 steps of equal rescaled time, up to an l_1 norm of ``norm``.
 
     Parameters
     ----------
