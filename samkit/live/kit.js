@@ -122,7 +122,7 @@ html[data-theme=dark] .samkit-live, body[data-jp-theme-light=false] .samkit-live
 .samkit-live :focus-visible { outline: 3px solid var(--sam); outline-offset: 2px; }
 .samkit-live .controls { display: flex; flex-wrap: wrap; gap: .5em 1.6em; align-items: end; margin: .6em 0; }
 .samkit-live .controls label { display: flex; flex-direction: column; flex: 1 1 11em; }
-.samkit-live .controls output { font-variant-numeric: tabular-nums; font-weight: 600; }
+.samkit-live .controls b { font-variant-numeric: tabular-nums; font-weight: 600; }
 .samkit-live input[type=range] { width: 100%; min-height: 28px; accent-color: var(--sam); }
 .samkit-live select, .samkit-live .player button { font: inherit; color: inherit; background: transparent; border: 1px solid currentColor; border-radius: 4px; padding: .3em .7em; min-height: 34px; }
 .samkit-live select option { color: #000; background: #fff; }
@@ -142,7 +142,7 @@ const make = (name, attributes = {}, ...children) => {
 };
 
 const slider = (control, set) => {
-  const output = make("output");
+  const value = make("b", { "aria-hidden": "true" });
   const input = make("input", {
     type: "range",
     min: control.min,
@@ -150,14 +150,14 @@ const slider = (control, set) => {
     step: control.step,
     oninput: () => set({ [control.key]: Number(input.value) }),
   });
-  const element = make("label", {}, make("span", {}, `${control.label} = `, output), input);
+  const element = make("label", {}, make("span", {}, `${control.label} = `, value), input);
   return {
     element,
     update: (state) => {
       const text = (control.show ?? show)(state[control.key]);
       input.value = state[control.key];
       input.setAttribute("aria-valuetext", text);
-      output.textContent = text;
+      value.textContent = text;
     },
   };
 };

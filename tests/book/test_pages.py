@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from samkit.claims import ledger
 
@@ -145,6 +146,15 @@ def test_every_image_loads_and_says_what_to_see(visit: Visit) -> None:
     assert faults == []
 
 
+def test_axe_finds_no_fault_in_the_content_by_day_or_night(visit: Visit) -> None:
+    for scheme in ("light", "dark"):
+        visit.page.evaluate("theme => (document.documentElement.dataset.theme = theme)", scheme)
+        report = Axe().run(visit.page, context={"include": [[".bd-article"]]}).response
+        assert len(report["passes"]) > 5, "axe looked at nothing"
+        faults = [(fault["id"], node["html"]) for fault in report["violations"] for node in fault["nodes"]]
+        assert faults == [], scheme
+
+
 def test_every_figure_is_numbered_and_has_a_caption(visit: Visit) -> None:
     captions = visit.page.locator(".bd-article figure:has(img) > figcaption").all_text_contents()
     assert len(captions) == visit.page.locator(".bd-article img").count()
@@ -213,6 +223,59 @@ def test_a_chapter_can_be_downloaded_and_opened_in_colab(page: Page, address: st
     notebook = page.request.get(download).json()
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert page.locator(".prev-next-footer a").count() == 2
+
+
+LIVE = [name for name in CHAPTERS if "LiveFigure(" in (ROOT / f"{name}.ipynb").read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_live_figure_answers_to_every_control_from_a_file(browser: Browser, name: str) -> None:
+    page = browser.new_page(viewport=DESKTOP, has_touch=True, reduced_motion="reduce")
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+    page.goto(f"{HTML.as_uri()}/{name}.html")
+    for figure in page.locator(".samkit-live").all():
+        drawing = figure.locator("svg[role=img]")
+        controls = figure.locator("input, select")
+        assert 1 <= controls.count() <= 3
+
+        def drawn(drawing: Locator = drawing) -> tuple[str, str | None]:
+            return drawing.inner_html(), drawing.get_attribute("aria-label")
+
+        for control in controls.all():
+            before = drawn()
+            assert control.evaluate("e => e.labels[0].innerText.trim()")
+            control.focus()
+            page.keyboard.press("ArrowRight" if control.get_attribute("type") == "range" else "ArrowDown")
+            assert drawn() != before
+            page.keyboard.press("ArrowLeft" if control.get_attribute("type") == "range" else "ArrowUp")
+            assert drawn() == before
+        for handle in figure.locator(".handle").all():
+            before = drawn()
+            handle.focus()
+            for key in ("ArrowUp", "ArrowRight"):
+                page.keyboard.press(f"Shift+{key}")
+            by_keys = drawn()
+            assert by_keys != before
+            handle.scroll_into_view_if_needed()
+            box = handle.bounding_box()
+            x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+            page.mouse.move(x, y)
+            page.mouse.down()
+            page.mouse.move(x - 9, y - 9, steps=3)
+            page.mouse.up()
+            assert drawn() != by_keys
+        for button in figure.locator(".player button").all():
+            before = drawn()
+            button.click()
+            assert drawn() != before
+        assert figure.locator(".says").inner_text().strip() in (drawing.get_attribute("aria-label") or "")
+    page.emulate_media(media="print")
+    assert page.locator(".samkit-live svg[role=img]").first.is_visible()
+    assert page.locator(".samkit-live :is(input, .handle):visible").count() == 0
+    assert complaints == []
+    page.close()
 
 
 def test_the_served_search_finds_sharpness(page: Page, address: str) -> None:
