@@ -22,6 +22,7 @@ from matplotlib.ticker import LogLocator
 from scipy import stats
 from torch import Tensor
 
+from samkit.claims import Estimate
 from samkit.landscapes import Line, Plane
 from samkit.sharpness import SpectralDensity
 
@@ -42,11 +43,13 @@ __all__ = [
     "nearest_solutions",
     "panels",
     "plane",
+    "ranked",
     "reference",
     "scan",
     "slices",
     "spectra",
     "style",
+    "trails",
     "use_style",
     "winning_features",
     "worst_case_maps",
@@ -59,6 +62,7 @@ COLORS = {
     "linf-SAM": "#E69F00",
     "m-SAM": "#882255",
     "multi-step SAM": "#56B4E9",
+    "averaged SAM": "#117733",
     "ASAM": "#009E73",
     "Lookbehind-SAM": "#CC79A7",
     "XSAM": "#D55E00",
@@ -77,6 +81,7 @@ LINES = {
     "linf-SAM": "-.",
     "m-SAM": (0, (5, 1, 1, 1, 1, 1)),
     "multi-step SAM": (0, (3, 1)),
+    "averaged SAM": (0, (3, 1, 1, 1)),
     "ASAM": (0, (8, 3)),
     "Lookbehind-SAM": ":",
     "XSAM": (0, (8, 1, 2, 1)),
@@ -1091,6 +1096,81 @@ def scan(
         ax.set_xlabel(xlabel)
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
     return axes
+
+
+def trails(
+    groups: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    names: Sequence[float],
+    *,
+    xlabel: str,
+    ylabel: str,
+    ax: Axes | None = None,
+) -> Axes:
+    """Two quantities against each other while a third one changes: a line through the means, named along it.
+
+    Parameters
+    ----------
+    groups : mapping of str to tuple of arrays
+        Label to the values of both quantities, ``(seeds, k)`` each.
+    names : sequence of float
+        The third quantity, such as the radius, ``(k,)``; written beside the points.
+    xlabel, ylabel : str
+        Axis labels, with symbol and unit; the horizontal axis is logarithmic.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(ax, xlabel, ylabel, logx=True)
+    for row, ((label, (x, y)), look) in enumerate(zip(groups.items(), _styles(groups), strict=True)):
+        x, y = np.exp(np.log(x).mean(axis=0)), np.asarray(y)
+        ax.errorbar(x, y.mean(axis=0), yerr=_half_width(y, 0.95), marker="o", capsize=2, label=label, **look)
+        offset = (3, -13 if row % 2 else 7)
+        for place, name in zip(zip(x, y.mean(axis=0), strict=True), names, strict=True):
+            ax.annotate(f"{name:g}", place, offset, textcoords="offset points", color=look["color"])
+    _plain_ticks(ax)
+    ax.legend()
+    return ax
+
+
+def ranked(estimates: Sequence[Estimate], *, xlabel: str, ylabel: str, ax: Axes | None = None) -> Axes:
+    """Many estimates of one difference, from the lowest to the highest, with their intervals and zero.
+
+    Parameters
+    ----------
+    estimates : sequence of samkit.claims.Estimate
+        The estimates; those whose interval lies below or above zero get a colour of their own.
+    xlabel, ylabel : str
+        What one estimate belongs to, and the difference, with its unit.
+    ax : matplotlib.axes.Axes or None
+        Where to draw; ``None`` makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    ax = _axes(ax, xlabel, ylabel)
+    ordered = sorted(estimates, key=lambda e: e.value)
+    sides = {
+        "below zero": (COLORS["SAM"], "v", lambda e: e.high < 0),
+        "zero inside": ("#777777", "o", lambda e: e.low <= 0 <= e.high),
+        "above zero": (COLORS["XSAM"], "^", lambda e: e.low > 0),
+    }
+    for label, (color, mark, belongs) in sides.items():
+        here = [(rank, e) for rank, e in enumerate(ordered, start=1) if belongs(e)]
+        if here:
+            ranks, own = zip(*here, strict=True)
+            ends = [[e.value - e.low for e in own], [e.high - e.value for e in own]]
+            ax.errorbar(
+                ranks, [e.value for e in own], yerr=ends, fmt=mark, color=color, markersize=5, label=label
+            )
+    ax.axhline(0, color="#555555", linewidth=1)
+    ax.legend()
+    return ax
 
 
 def _axes(ax: Axes | None, xlabel: str, ylabel: str, *, logx: bool = False, logy: bool = False) -> Axes:

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from samkit import plot
+from samkit.claims import Estimate
 from samkit.landscapes import Line, Plane
 from samkit.sharpness import SpectralDensity
 
@@ -281,3 +282,21 @@ def test_the_plane_of_two_layers_shows_each_path_from_its_start():
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), path)
     np.testing.assert_array_equal(ax.lines[1].get_xydata(), path[:1])
     assert ax.get_xlim() == ax.get_ylim() == (-1, 2)
+
+
+def test_a_trail_goes_through_the_means_with_a_name_at_each_point():
+    y = np.array([[1.0, 2.0], [3.0, 4.0]])
+    ax = plot.trails({"SAM": (np.array([[1.0, 10.0], [4.0, 10.0]]), y)}, [0.1, 0.25], xlabel="x", ylabel="y")
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[2, 2], [10, 3]])
+    assert [text.get_text() for text in ax.texts] == ["0.1", "0.25"]
+    assert ax.get_xscale() == "log"
+
+
+def test_ranked_estimates_rise_and_those_away_from_zero_have_colours_of_their_own():
+    estimates = [Estimate(1, 0.5, 1.5), Estimate(-2, -3, -1), Estimate(0.1, -1, 2)]
+    ax = plot.ranked(estimates, xlabel="x", ylabel="y")
+    marks = [container.lines[0] for container in ax.containers]
+    assert [tuple(line.get_xydata()[0]) for line in marks] == [(1, -2), (2, 0.1), (3, 1)]
+    assert len({line.get_color() for line in marks}) == 3
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["below zero", "zero inside", "above zero"]
