@@ -175,7 +175,7 @@ def compare(
         2,000 examples, ``" eigenvalues"`` (5,). For XSAM the mean alpha of ten epochs, ``" alpha"``. At
         the radius chosen for one step, two and three steps of rho/k as ``"SAM, k = 3, rho/k"``, and of rho
         each as ``"SAM, k = 3, rho each"``, for SAM, averaged SAM and XSAM. With a sweep, ``"SAM sweep"`` (R,)
-        and ``"SAM sweep eigenvalue"`` (R,), and the same for XSAM.
+        and ``"SAM sweep eigenvalue"`` (R,), and the same for XSAM with its ``"XSAM sweep alpha"`` (R,).
     """
     common = Config(**{"data_seed": seed, **settings})
     rho = choose(results.load(tuned))
@@ -203,6 +203,8 @@ def compare(
         runs = [test(METHODS[name], radius) for radius in sweep]
         row[f"{name} sweep"] = [_percent(run) for run in runs]
         row[f"{name} sweep eigenvalue"] = [_top_eigenvalues(run, 1)[0] for run in runs]
+        if name == "XSAM":
+            row["XSAM sweep alpha"] = [run.history["alpha"].mean() for run in runs]
     return row
 
 

@@ -94,6 +94,7 @@ def test_the_sweep_meets_the_chosen_radii(row):
     assert row["XSAM sweep"][1] == row["XSAM"]
     assert row["SAM sweep eigenvalue"][0] == pytest.approx(row["SAM eigenvalues"][0], rel=1e-2)
     assert row["SAM sweep"] != row["XSAM sweep"]
+    assert row["XSAM sweep alpha"][1] == row["XSAM alpha"]
 
 
 def test_both_conventions_for_more_steps_are_run(row):
