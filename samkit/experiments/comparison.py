@@ -29,6 +29,7 @@ __all__ = [
     "choose",
     "compare",
     "corrupt",
+    "faster",
     "images",
     "sub_grids",
     "tuning",
@@ -249,6 +250,35 @@ def sub_grids(tuned: results.Stored, tested: results.Stored, size: int) -> dict[
     return found
 
 
+def faster(seed: int, *, tuned: str, settings: Mapping[str, Any], factor: float) -> dict[str, float]:
+    """The control for Lookbehind-SAM: averaged SAM at the same radius, and SAM, with a larger learning rate.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data, the wrong labels and of training, as in :func:`compare`.
+    tuned : str
+        Name of the stored results of :func:`tuning` that choose the radii.
+    settings : mapping
+        What else changes in :class:`samkit.training.Config`.
+    factor : float
+        How many times as large the learning rate is.
+
+    Returns
+    -------
+    dict
+        Test accuracies in percent.
+    """
+    common = Config(**{"data_seed": seed, **settings})
+    common = replace(common, learning_rate=factor * common.learning_rate)
+    rho = choose(results.load(tuned))
+    at = {"averaged SAM, 3 steps": rho["Lookbehind-SAM, 3 steps"], "SAM": rho["SAM"]}
+    return {
+        name: _percent(_train(replace(common, rho=radius, **METHODS[name]), seed))
+        for name, radius in at.items()
+    }
+
+
 def images(seed: int, *, tuned: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Train on the images at the chosen radii and test on clean and on corrupted images (claims X8, X13).
 
@@ -367,6 +397,11 @@ STORED = {
     "comparison_noisy": Experiment(
         compare,
         {"tuned": "comparison_tuning_noisy", "settings": {"label_noise": 0.3}, "sweep": NOISY["SAM"]},
+        TEST_SEEDS,
+    ),
+    "comparison_faster": Experiment(
+        faster,
+        {"tuned": "comparison_tuning_noisy", "settings": {"label_noise": 0.3}, "factor": 1.5},
         TEST_SEEDS,
     ),
     "comparison_tuning_images": Experiment(tuning, {"radii": IMAGES, "settings": IMAGE_CONFIG}, TUNING_SEEDS),

@@ -1,5 +1,7 @@
 """Chapter 11's experiments: the corruptions, the choice of radii, and what a row of the comparison holds."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from scipy import ndimage
 from samkit import data, results
 from samkit.experiments import comparison
 from samkit.experiments.comparison import CORRUPTIONS, METHODS, choose, corrupt, sub_grids, tuning
+from samkit.training import Config, run
 
 SMALL = {"train_size": 250, "epochs": 10, "label_noise": 0.3}
 
@@ -119,6 +122,17 @@ def test_eigenvalues_come_in_order_and_alpha_within_its_range(row):
         assert list(values) == sorted(values, reverse=True)
         assert values[-1] > 0
     assert 0 <= row["XSAM alpha"] <= 2
+
+
+def test_the_control_for_lookbehind_has_its_radius_and_another_learning_rate(monkeypatch):
+    grid = {"radii": {"SAM": [0.1], "Lookbehind-SAM, 3 steps": [0.3]}}
+    monkeypatch.setattr(results, "load", lambda name: stored([{name: [1.0] for name in grid["radii"]}], grid))
+    once, faster = (comparison.faster(5, tuned="", settings=SMALL, factor=f) for f in (1.0, 1.5))
+    config = Config(data_seed=5, **SMALL)
+    plain = run(dataclasses.replace(config, rho=0.1, optimizer="sam"), 5).final("test_accuracy")
+    average = dataclasses.replace(config, rho=0.3, optimizer="averaged-sam", ascent_steps=3)
+    assert once == {"SAM": 100 * plain, "averaged SAM, 3 steps": 100 * run(average, 5).final("test_accuracy")}
+    assert faster != once
 
 
 def test_a_coarser_grid_takes_the_radius_that_it_would_have_chosen():
