@@ -17,7 +17,7 @@ export JUPYTER_PREFER_ENV_PATH := 1
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book serve test lint test-unit test-notebooks test-browser results bench live address lock clean
+.PHONY: help setup book serve offline pdf test lint test-unit test-notebooks test-browser results bench live address lock clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,15 @@ serve: setup ## Serve the built book at http://localhost:8000
 	@test -f _build/html/index.html || { echo "There is no book yet: run make book first."; exit 1; }
 	@echo "The book is at http://localhost:$${PORT:-8000} (stop with Ctrl-C)"
 	@$(BIN)/python -m http.server "$${PORT:-8000}" --bind 127.0.0.1 --directory _build/html
+
+offline: book ## Zip the built book, to be read without a network: dist/sam-book.zip
+	@mkdir -p dist && rm -f dist/sam-book.zip
+	cd _build/html && $(CURDIR)/$(BIN)/python -m zipfile -c $(CURDIR)/dist/sam-book.zip .
+	@echo "dist/sam-book.zip: unpack it and open index.html"
+
+pdf: setup ## Print the whole book: dist/sam-book.pdf (needs Chromium)
+	$(BIN)/jupyter-book build . --builder singlehtml -W -n --keep-going
+	$(BIN)/python book/tools/pdf.py _build/singlehtml dist/sam-book.pdf
 
 test: lint test-unit test-notebooks ## Linters, unit tests, doctests, and every notebook through nbval
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import importlib.util
 import json
 import re
 import shutil
@@ -276,6 +277,18 @@ def test_a_live_figure_answers_to_every_control_from_a_file(browser: Browser, na
     assert page.locator(".samkit-live :is(input, .handle):visible").count() == 0
     assert complaints == []
     page.close()
+
+
+def test_a_page_prints_to_a_pdf_with_its_figures_and_answers_open(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("pdf", ROOT / "book/tools/pdf.py")
+    pdf = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pdf)
+    printed, bare = tmp_path / "printed/chapter.pdf", tmp_path / "bare.pdf"
+    pdf.write(HTML / f"{CHAPTERS[0]}.html", printed)
+    pdf.write(HTML / "book/how_to_cite.html", bare)
+    assert printed.read_bytes().startswith(b"%PDF-")
+    assert printed.read_bytes().count(b"/Subtype /Image") >= 3
+    assert printed.stat().st_size > 3 * bare.stat().st_size
 
 
 def test_the_served_search_finds_sharpness(page: Page, address: str) -> None:
