@@ -91,11 +91,12 @@ def rescaled_flow(
     Raises
     ------
     ValueError
-        If the depth is neither 1 nor 2, a shape does not fit, or the times do not increase.
+        If the depth is neither 1 nor 2, a shape does not fit, a row is not finite, the start is a batch, or
+        the times do not increase.
 
     Examples
     --------
-    One example, one layer: a straight line, and t = s + (exp(z) - 1)/|x|^2 after a start at zero.
+    One example, one layer: a straight line, and with z = 5 s the time t = s + (exp(z) - 1)/5.
 
     >>> import numpy as np
     >>> from samkit.experiments.implicit_bias import rescaled_flow
@@ -112,9 +113,14 @@ def rescaled_flow(
         raise ValueError(f"rescaled_flow knows depth 1 and 2, got {depth}")
     if rows.ndim != 2:
         raise ValueError(f"rows must have shape (N, d), got {rows.shape}")
+    if not np.isfinite(rows).all():
+        raise ValueError("rows must be finite, got NaN or infinity: drop those rows")
     if s.ndim != 1 or not len(s) or s[0] < 0 or (np.diff(s) <= 0).any():
         raise ValueError(f"s must be times that increase from 0 or later, got {s.tolist()}")
-    layers = [layer[0] for layer in starts.start(init_scale, rows.shape[1], depth).layers]
+    start = starts.start(init_scale, rows.shape[1], depth)
+    if start.batched:
+        raise ValueError("init_scale must be one start, got a batch: call rescaled_flow once for each")
+    layers = [layer[0] for layer in start.layers]
 
     if depth == 1:
 

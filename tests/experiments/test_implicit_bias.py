@@ -112,6 +112,8 @@ class TestRescaledFlow:
             (lambda: rescaled_flow(ROWS, 0.1, [1.0], depth=3), "depth 1 and 2, got 3"),
             (lambda: rescaled_flow(ROWS[0], 0.1, [1.0]), r"rows must have shape \(N, d\)"),
             (lambda: rescaled_flow(ROWS, 0.1, [1.0, 1.0]), "increase"),
+            (lambda: rescaled_flow(ROWS, [[0.1, 0.2]], [1.0]), "a batch"),
+            (lambda: rescaled_flow([[np.nan, 1.0]], 0.1, [1.0]), "NaN"),
             (lambda: rescaled_flow(ROWS, [0.1, 0.2, 0.3], [1.0]), "init_scale"),
         ],
         ids=map(str, itertools.count()),
