@@ -995,7 +995,7 @@ def cloud(values: np.ndarray, *, step: float, single: Sequence[float] | None = N
     if single is not None:
         look = {"markerfacecolor": "white", "markeredgecolor": COLORS["SAM"], "markersize": 5}
         ax.plot(epochs, single, "o", label="searched once an epoch", **look)
-    ax.set(xlabel="epoch", ylabel=ylabel)
+    ax.set(xlabel="epoch", ylabel=ylabel, ylim=(values.min() - 4 * step, values.max() + 0.5 * step))
     ax.grid(visible=False)
     ax.legend(loc="lower right", frameon=True)
     return ax
@@ -1089,7 +1089,7 @@ def scan(
             handles, labels = ax.get_legend_handles_labels()
             if ax.get_legend() is not None:
                 ax.get_legend().remove()
-            if line is axes[0]:
+            if quantity == next(iter(rows)):
                 ax.set_title(setting)
         line[0].set_ylabel(quantity)
     for ax in axes[-1]:
