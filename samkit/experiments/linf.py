@@ -421,9 +421,10 @@ def _until_blow_up(mu: np.ndarray, alpha: np.ndarray, rho: float, depth: int) ->
     lands.direction = -1
     s, state = 0.0, np.tile(alpha, depth)
     while alive.any():
-        found = solve_ivp(
-            velocity, (s, 1e12), state, "DOP853", events=(blows_up, lands), rtol=1e-8, atol=1e-12
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # in steps that the solver tries and rejects
+            found = solve_ivp(
+                velocity, (s, 1e12), state, "DOP853", events=(blows_up, lands), rtol=1e-8, atol=1e-12
+            )
         s, state = found.t[-1], found.y[:, -1]
         if len(found.t_events[0]):
             return s, state[: len(mu)]
