@@ -380,23 +380,25 @@ def nearest_solutions(paths: Mapping[str, np.ndarray], mu: Sequence[float], z: f
     return ax
 
 
-def panels(*titles: str) -> np.ndarray:
+def panels(*titles: str, rows: int = 1) -> np.ndarray:
     """Empty axes side by side, to be filled by the verbs that take ``ax``.
 
     Parameters
     ----------
     *titles : str
         The title of each panel, from left to right.
+    rows : int
+        The number of rows, which divides that of the panels.
 
     Returns
     -------
     numpy.ndarray of matplotlib.axes.Axes
         The panels.
     """
-    _, axes = plt.subplots(1, len(titles), figsize=(8.0, 3.4), squeeze=False)
-    for ax, title in zip(axes[0], titles, strict=True):
+    _, axes = plt.subplots(rows, len(titles) // rows, figsize=(8.0, 3.4 * rows), squeeze=False)
+    for ax, title in zip(axes.flat, titles, strict=True):
         ax.set_title(title)
-    return axes[0]
+    return axes.ravel()
 
 
 def means(

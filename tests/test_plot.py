@@ -300,3 +300,10 @@ def test_ranked_estimates_rise_and_those_away_from_zero_have_colours_of_their_ow
     assert len({line.get_color() for line in marks}) == 3
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["below zero", "zero inside", "above zero"]
+
+
+def test_panels_fill_the_rows_from_left_to_right():
+    axes = plot.panels("a", "b", "c", "d", rows=2)
+    assert [ax.get_title() for ax in axes] == ["a", "b", "c", "d"]
+    tops = [round(ax.get_position().y0, 2) for ax in axes]
+    assert tops[0] == tops[1] > tops[2] == tops[3]
