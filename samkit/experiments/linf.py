@@ -354,8 +354,8 @@ def blow_ups(
     """Three and more layers: winner, blow-up time and frozen weights, foretold and found (claim M5).
 
     The flow of all layers is integrated from SAM's definition by a general solver, until the largest weight,
-    at its present speed, would double within 1e-8 of the time elapsed. Weights that reach zero stay there,
-    because their gradient is zero.
+    at its present speed, would double within 1e-8 of the time elapsed. Where that has not come by s = 1e6,
+    nothing blows up. Weights that reach zero stay there, because their gradient is zero.
 
     Parameters
     ----------
@@ -423,7 +423,7 @@ def _until_blow_up(mu: np.ndarray, alpha: np.ndarray, rho: float, depth: int) ->
     while alive.any():
         with np.errstate(over="ignore", invalid="ignore"):  # in steps that the solver tries and rejects
             found = solve_ivp(
-                velocity, (s, 1e12), state, "DOP853", events=(blows_up, lands), rtol=1e-8, atol=1e-12
+                velocity, (s, 1e6), state, "DOP853", events=(blows_up, lands), rtol=1e-8, atol=1e-12
             )
         s, state = found.t[-1], found.y[:, -1]
         if len(found.t_events[0]):
