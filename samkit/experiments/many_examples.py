@@ -18,7 +18,7 @@ __all__ = [
     "first_reaching",
     "limit_direction",
     "linear_networks",
-    "margin_of_the_limit",
+    "margins_along",
     "outputs_gradient",
     "sam_steps",
     "scalar_gradient",
@@ -230,14 +230,16 @@ def outputs_gradient(mu: ArrayLike, *, one_loss: bool) -> Gradient:
     return gradient
 
 
-def margin_of_the_limit(rows: ArrayLike, init_scale: float, rho: float, *, norm: float = 1e6) -> float:
+def margins_along(rows: ArrayLike, init_scale: float, rho: float, norms: Sequence[float]) -> list[float]:
     r"""The margin of l_2-SAM's flow on many examples, over the largest margin with beta >= 0.
 
-    .. math:: \frac{d \log w_j}{ds} = \hat G_j \Bigl(1 - \frac{\rho\, G_j}{\sqrt2\, \|G \odot w\|_2}\Bigr),
-        \qquad G = \sum_i |l'_i|\, a_i
+    .. math:: \frac{d \log w_j}{ds} = u_j \hat G_j, \qquad
+        u_j = 1 - \frac{\rho\, G_j}{\sqrt2\, \|G \odot w\|_2}, \qquad
+        G = \frac{\sum_i |l'_i|\, a_i}{\sum_i |l'_i|}
 
-    for balanced positive layers, G at the weights and :math:`\hat G` at the perturbed ones, in logarithms of
-    the weights and with the slopes divided by their sum, so that neither underflows.
+    for balanced positive layers, with G at the weights w and :math:`\hat G` at the perturbed ones, u w.
+    Neither weights nor losses underflow in these variables; the equations are stiff, because far out examples
+    hold each other in check, and so an implicit method takes the exact Jacobian.
 
     Parameters
     ----------
@@ -247,49 +249,65 @@ def margin_of_the_limit(rows: ArrayLike, init_scale: float, rho: float, *, norm:
         The initial weights alpha.
     rho : float
         The radius; 0 is gradient descent.
-    norm : float
-        The l_1 norm of beta at which the margin is taken.
+    norms : sequence of float
+        The l_1 norms of beta at which the margin is taken, increasing.
 
     Returns
     -------
-    float
-        1 for the max margin itself; 0 if the flow does not get to that norm.
+    list of float
+        For each norm, 1 for the max margin itself; 0 if the flow does not get to that norm.
 
     Examples
     --------
     Two examples that need both features equally.
 
-    >>> from samkit.experiments.many_examples import margin_of_the_limit
-    >>> round(margin_of_the_limit([[2.0, 0.0], [0.0, 2.0]], 0.5, 0.1), 3)
-    1.0
+    >>> from samkit.experiments.many_examples import margins_along
+    >>> [round(m, 3) for m in margins_along([[2.0, 0.0], [0.0, 2.0]], 0.5, 0.1, [1e3])]
+    [1.0]
     """
     rows = np.asarray(rows, dtype=np.float64)
 
-    def pull(w: np.ndarray) -> np.ndarray:
+    def pull(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """G at w, and its derivative by w^2."""
         log_slope = -np.logaddexp(0, rows @ w**2)
-        slope = np.exp(log_slope - log_slope.max())
-        return slope @ rows / slope.sum()
+        share = np.exp(log_slope - log_slope.max())
+        share /= share.sum()
+        change = (np.diag(share) - np.outer(share, share)) * np.expm1(log_slope)
+        return share @ rows, rows.T @ change @ rows
 
     def velocity(_: float, log_w: np.ndarray) -> np.ndarray:
         w = np.exp(log_w)
-        G = pull(w)
+        G, _ = pull(w)
         up = 1 - rho * G / (np.sqrt(2) * np.linalg.norm(G * w))
-        return pull(w * up) * up
+        return up * pull(up * w)[0]
 
-    def reached(_: float, log_w: np.ndarray) -> float:
-        return np.log(norm) - np.logaddexp.reduce(2 * log_w)
+    def jacobian(_: float, log_w: np.ndarray) -> np.ndarray:
+        w = np.exp(log_w)
+        G, change = pull(w)
+        dG = change * (2 * w**2)
+        n = np.sqrt(2) * np.linalg.norm(G * w)
+        dn = 2 / n * ((G * w**2) @ dG + (G * w) ** 2)
+        up, d_up = 1 - rho * G / n, -rho * (dG / n - np.outer(G, dn) / n**2)
+        above, change = pull(up * w)
+        d_above = change @ (2 * (up * w**2)[:, None] * (d_up + np.diag(up)))
+        return above[:, None] * d_up + up[:, None] * d_above
+
+    def reaches(norm: float) -> Callable[[float, np.ndarray], float]:
+        return lambda _, log_w: np.log(norm) - np.logaddexp.reduce(2 * log_w)
 
     def collapsed(_: float, log_w: np.ndarray) -> float:
         return log_w.max() - np.log(1e-3 * init_scale)
 
-    reached.terminal = collapsed.terminal = True
+    events = [*map(reaches, norms), collapsed]
+    events[-1].terminal = events[-2].terminal = True
     start = np.full(rows.shape[1], np.log(init_scale))
-    found = solve_ivp(velocity, (0, 300), start, "LSODA", events=(reached, collapsed), rtol=1e-7, atol=1e-8)
-    if not len(found.t_events[0]):
-        return 0.0
-    beta = np.exp(2 * found.y[:, -1])
-    best = max_margin(rows, np.ones(len(rows)), "l1", nonnegative=True)
-    return float((rows @ beta).min() / beta.sum() * best.sum())
+    found = solve_ivp(velocity, (0, 300), start, "Radau", jac=jacobian, events=events, rtol=1e-6, atol=1e-6)
+    best = max_margin(rows, np.ones(len(rows)), "l1", nonnegative=True).sum()
+    margins = []
+    for states in found.y_events[:-1]:
+        beta = np.exp(2 * states[-1]) if len(states) else None
+        margins.append(0.0 if beta is None else float((rows @ beta).min() / beta.sum() * best))
+    return margins
 
 
 def _rows(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -299,23 +317,23 @@ def _rows(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
     return rows, rows.mean(axis=0), critical_scale(np.sort(rows.mean(axis=0)))
 
 
-def limit_direction(seed: int, *, norm: float = 1e6) -> dict[str, float]:
+def limit_direction(seed: int, *, norms: Sequence[float] = (1e2, 1e4, 1e6)) -> dict[str, float | list[float]]:
     """How near l_2-SAM's flow comes to the l_1 max margin (claim M6).
 
     Parameters
     ----------
     seed : int
         Seed of the features and of the examples.
-    norm : float
-        The l_1 norm of beta at which flows on many examples are judged.
+    norms : sequence of float
+        The l_1 norms of beta at which flows on many examples are looked at, increasing.
 
     Returns
     -------
     dict
         ``one_example``: the share of the major of three features when its coefficient is 1e200 rho^2,
-        smallest of three starts. With banded examples the margin over the largest with beta >= 0, smaller
-        of two starts: ``banded`` for rho = 0.1, ``banded_large_radius`` for rho = 1, and ``gd_banded`` for
-        gradient descent from all four starts.
+        smallest of three starts. With banded examples the margin over the largest with beta >= 0 at each
+        norm, smaller of two starts: ``banded`` for rho = 0.1, ``banded_large_radius`` for rho = 1, and
+        ``gd_banded`` for gradient descent from all four starts.
     """
     mu = np.cumsum(np.random.default_rng(seed).uniform(0.5, 1.0, 3))
     c, top = critical_scale(mu), mu[-2:].sum() / (np.sqrt(2) * np.linalg.norm(mu))
@@ -328,13 +346,13 @@ def limit_direction(seed: int, *, norm: float = 1e6) -> dict[str, float]:
 
     rows, _, c = _rows(seed)
     cases = [(rho, factor * c * rho) for rho in (0.1, 1.0) for factor in (1.1, 1.5)]
-    sam = [margin_of_the_limit(rows, alpha, rho, norm=norm) for rho, alpha in cases]
-    gd = [margin_of_the_limit(rows, alpha, 0.0, norm=norm) for _, alpha in cases]
+    sam = np.array([margins_along(rows, alpha, rho, norms) for rho, alpha in cases])
+    gd = np.array([margins_along(rows, alpha, 0.0, norms) for _, alpha in cases])
     return {
         "one_example": float(min(shares)),
-        "banded": min(sam[:2]),
-        "banded_large_radius": min(sam[2:]),
-        "gd_banded": min(gd),
+        "banded": sam[:2].min(axis=0).tolist(),
+        "banded_large_radius": sam[2:].min(axis=0).tolist(),
+        "gd_banded": gd.min(axis=0).tolist(),
     }
 
 
@@ -343,7 +361,7 @@ def shares_at_equal_loss(
 ) -> dict[str, list[float]]:
     r"""Shares :math:`\mu_j \beta_j` of the prediction with and without the normalisation, at equal loss.
 
-    The matched radius is :math:`\rho' = \rho / \|g(\theta_0)\|_2`, so that the first perturbation is the same.
+    The matched radius, :math:`\rho' = \rho / \|g(\theta_0)\|_2`, makes the first perturbation the same.
 
     Parameters
     ----------
