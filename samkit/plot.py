@@ -409,6 +409,7 @@ def means(
     level: float = 0.95,
     logx: bool = False,
     logy: bool = False,
+    legend: bool = False,
     ax: Axes | None = None,
 ) -> Axes:
     """Two quantities against each other: a named mark at each group's means, with intervals both ways.
@@ -424,6 +425,9 @@ def means(
         Coverage of the t-intervals of the means.
     logx, logy : bool
         Logarithmic axes.
+    legend : bool
+        Whether the labels stand in a legend beside the axes, each with a mark of its own; otherwise they are
+        written at the marks.
     ax : matplotlib.axes.Axes or None
         Where to draw; ``None`` makes a new figure.
 
@@ -434,16 +438,19 @@ def means(
     """
     ax = _axes(ax, xlabel, ylabel, logx=logx, logy=logy)
     kinds = list(dict.fromkeys(label.split(",")[0] for label in points))
-    for label, values in points.items():
+    for row, (label, values) in enumerate(points.items()):
         kind = kinds.index(label.split(",")[0])
         x, y = np.asarray(values, dtype=float)
         xerr, yerr = _half_width(np.stack([x, y], axis=1), level)
-        color = style(label, kind)["color"]
-        ax.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, fmt="osD^v"[kind % 5], color=color, capsize=2)
-        ax.annotate(label, (x.mean(), y.mean()), (4, 11), textcoords="offset points", fontsize=9)
+        look = {"color": style(label, kind)["color"], "fmt": "osD^vPX*<>"[row if legend else kind % 5]}
+        ax.errorbar(x.mean(), y.mean(), xerr=xerr, yerr=yerr, capsize=2, label=label, **look)
+        if not legend:
+            ax.annotate(label, (x.mean(), y.mean()), (4, 11), textcoords="offset points", fontsize=9)
+    if legend:
+        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     if logx:
         _plain_ticks(ax)
-    ax.margins(x=0.25, y=0.15)
+    ax.margins(x=0.1 if legend else 0.25, y=0.15)
     return ax
 
 

@@ -307,3 +307,13 @@ def test_panels_fill_the_rows_from_left_to_right():
     assert [ax.get_title() for ax in axes] == ["a", "b", "c", "d"]
     tops = [round(ax.get_position().y0, 2) for ax in axes]
     assert tops[0] == tops[1] > tops[2] == tops[3]
+
+
+def test_means_can_name_their_marks_in_a_legend():
+    points = {"SAM": ([1.0, 2.0], [3.0, 5.0]), "SAM, 3 steps": ([3.0, 4.0], [3.0, 5.0])}
+    ax = plot.means(points, xlabel="x", ylabel="y", legend=True)
+    assert not ax.texts
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == list(points)
+    marks = [container.lines[0] for container in ax.containers]
+    assert len({mark.get_marker() for mark in marks}) == 2
+    assert [tuple(mark.get_xydata()[0]) for mark in marks] == [(1.5, 4), (3.5, 4)]
