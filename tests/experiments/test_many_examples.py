@@ -155,3 +155,10 @@ class TestNetworks:
             sam, gd = found[name]
             assert (sam[:, 0] > gd[:, 0] + 0.02).all()
             np.testing.assert_allclose(sam.sum(axis=1), 1)
+
+
+def test_the_limit_is_near_on_one_example_and_nearer_with_every_norm_on_many():
+    found = many_examples.limit_direction(0, norms=[1e2, 1e3])
+    assert found["one_example"] > 0.99
+    for name in ("banded", "banded_large_radius", "gd_banded"):
+        assert found[name][0] < found[name][1] < 1
