@@ -23,6 +23,7 @@ ROOMS = (
     "samkit.diagonal",
     "samkit.data",
     "samkit.models",
+    "samkit.attribution",
     "samkit.parallel",
     "samkit.training",
     "samkit.results",
