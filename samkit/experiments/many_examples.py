@@ -10,6 +10,7 @@ from scipy.integrate import solve_ivp
 from scipy.special import expit
 
 from samkit.diagonal import banded, critical_scale, flow, max_margin
+from samkit.experiments import Experiment
 
 __all__ = [
     "banded_networks",
@@ -333,7 +334,8 @@ def limit_direction(seed: int, *, norms: Sequence[float] = (1e2, 1e3, 1e4)) -> d
         ``one_example``: the share of the major of three features when its coefficient is 1e200 rho^2,
         smallest of three starts. With banded examples the margin over the largest with beta >= 0 at each
         norm, smaller of two starts: ``banded`` for rho = 0.1, ``banded_large_radius`` for rho = 1, and
-        ``gd_banded`` for gradient descent from all four starts.
+        ``gd_banded`` for gradient descent from all four starts. With ``_gap`` behind the name: what is
+        missing to 1 at the last norm, over what was missing at the first, larger of the starts.
     """
     mu = np.cumsum(np.random.default_rng(seed).uniform(0.5, 1.0, 3))
     c, top = critical_scale(mu), mu[-2:].sum() / (np.sqrt(2) * np.linalg.norm(mu))
@@ -348,12 +350,12 @@ def limit_direction(seed: int, *, norms: Sequence[float] = (1e2, 1e3, 1e4)) -> d
     cases = [(rho, factor * c * rho) for rho in (0.1, 1.0) for factor in (1.1, 1.5)]
     sam = np.array([margins_along(rows, alpha, rho, norms) for rho, alpha in cases])
     gd = np.array([margins_along(rows, alpha, 0.0, norms) for _, alpha in cases])
-    return {
-        "one_example": float(min(shares)),
-        "banded": sam[:2].min(axis=0).tolist(),
-        "banded_large_radius": sam[2:].min(axis=0).tolist(),
-        "gd_banded": gd.min(axis=0).tolist(),
+    groups = {"banded": sam[:2], "banded_large_radius": sam[2:], "gd_banded": gd}
+    margins = {name: found.min(axis=0).tolist() for name, found in groups.items()}
+    gaps = {
+        f"{name}_gap": float(((1 - found[:, -1]) / (1 - found[:, 0])).max()) for name, found in groups.items()
     }
+    return {"one_example": float(min(shares))} | margins | gaps
 
 
 def shares_at_equal_loss(
@@ -556,3 +558,6 @@ def linear_networks(
         parts = mu * np.array(ends).prod(axis=2).sum(axis=-1)
         found[name] = parts / parts.sum(axis=2, keepdims=True)
     return {name: np.array(shares) for name, shares in found.items()}
+
+
+STORED = {"limit_direction": Experiment(limit_direction, {"norms": [1e2, 1e3, 1e4]}, range(12, 24))}

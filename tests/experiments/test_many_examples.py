@@ -162,3 +162,4 @@ def test_the_limit_is_near_on_one_example_and_nearer_with_every_norm_on_many():
     assert found["one_example"] > 0.99
     for name in ("banded", "banded_large_radius", "gd_banded"):
         assert found[name][0] < found[name][1] < 1
+        assert 0 < found[f"{name}_gap"] < 1
