@@ -268,19 +268,16 @@ _DESIGN = {
     "train_size": 500,
     "batch_size": 500,
     "rho": 0.2,
-    "learning_rate": 0.3,
-    "levels": [1.0, 0.3, 0.1],
-    "steps": 400,
-    "channels": 4,
+    "learning_rate": 0.1,
+    "levels": [1.0, 0.3],
+    "steps": 1000,
 }
 
 STORED = {
     "attention_middle": Experiment(attention, _DESIGN | {"scale": 1.0}, range(8)),
     "attention_large": Experiment(attention, _DESIGN | {"scale": 2.0}, range(8)),
+    "attention_small": Experiment(attention, _DESIGN | {"scale": 0.5, "steps": 300}, range(8)),
     "attention_batches": Experiment(
-        attention,
-        _DESIGN | {"scale": 1.0, "batch_size": 50, "learning_rate": 0.1, "steps": 2000, "look_every": 10},
-        range(8),
+        attention, _DESIGN | {"scale": 1.0, "batch_size": 50, "steps": 2000, "look_every": 10}, range(8)
     ),
-    "attention_small": Experiment(attention, _DESIGN | {"scale": 0.5, "steps": 200}, range(8)),
 }
