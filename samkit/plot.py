@@ -19,15 +19,17 @@ import torch
 from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
-from scipy import stats
+from scipy import ndimage, stats
 from torch import Tensor
 
 from samkit.claims import Estimate
+from samkit.diagonal import PhaseDiagram
 from samkit.landscapes import Line, Plane
 from samkit.sharpness import SpectralDensity
 
 __all__ = [
     "COLORS",
+    "FEATURES",
     "LINES",
     "accuracy_against_rho",
     "against_theory",
@@ -38,6 +40,7 @@ __all__ = [
     "dots",
     "ends",
     "layer_plane",
+    "leaders",
     "mark",
     "means",
     "nearest_solutions",
@@ -46,10 +49,12 @@ __all__ = [
     "ranked",
     "reference",
     "scan",
+    "shares",
     "slices",
     "spectra",
     "style",
     "trails",
+    "travelling_bump",
     "use_style",
     "winning_features",
     "worst_case_maps",
@@ -91,6 +96,9 @@ LINES = {
     "poisoned start": "-.",
 }
 """One line style for each method."""
+
+FEATURES = ("#FFD24D", "#F28E3C", "#D1495B", "#8E4A9E", "#2D3E8C")
+"""One colour for each feature of a diagonal network, from the minor one, light, to the fifth, dark."""
 
 # For what is no method: layers, seeds, radii.
 _OTHERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -1180,6 +1188,152 @@ def ranked(estimates: Sequence[Estimate], *, xlabel: str, ylabel: str, ax: Axes 
     ax.axhline(0, color="#555555", linewidth=1)
     ax.legend()
     return ax
+
+
+def travelling_bump(
+    mu: Sequence[float], s: np.ndarray, Q: np.ndarray, times: Sequence[float], ax: Axes
+) -> Axes:
+    """The weights of l_2-SAM over the strength of their features, row by row in time: a bump that walks.
+
+    Parameters
+    ----------
+    mu : sequence of float
+        The features, at most five, drawn as dots on the bump; the leader is ringed.
+    s, Q : numpy.ndarray
+        Rescaled times and the integral of rho/n up to them, ``(T,)``.
+    times : sequence of float
+        The times to draw, from the bottom up.
+    ax : matplotlib.axes.Axes
+        Where to draw.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    mu = np.asarray(mu, dtype=float)
+    grid = np.linspace(0, mu[-1] + 1, 400)
+    for row, time in enumerate(times):
+        q = np.interp(time, s, Q)
+        center = time / (2 * q)
+
+        def height(x: np.ndarray, q: float = q, center: float = center, row: int = row) -> np.ndarray:
+            return row + 0.85 * np.exp(-q * (x - center) ** 2)
+
+        ax.fill_between(grid, row, height(grid), color="#e3e3e3", lw=0, zorder=2 * len(times) - 2 * row)
+        ax.plot(grid, height(grid), color="#555555", linewidth=1, zorder=2 * len(times) - 2 * row)
+        leads = np.abs(mu - center).argmin()
+        for j, x in enumerate(mu):
+            edge = {"markeredgecolor": "black", "markersize": 10} if j == leads else {"markersize": 6}
+            ax.plot(x, height(x), "o", color=FEATURES[j], zorder=2 * len(times) - 2 * row + 1, **edge)
+        ax.plot(center, row - 0.07, "^", color="black", markersize=5, zorder=99, clip_on=False)
+    ax.set(xlabel="strength μ of a feature", ylabel="time s", xlim=(grid[0], grid[-1]))
+    ax.set_yticks(range(len(times)), [f"{time:g}" for time in times])
+    ax.set_xticks(mu)
+    ax.grid(axis="y", visible=False)
+    return ax
+
+
+def leaders(
+    wide: PhaseDiagram, near: PhaseDiagram, c: float, marks: Mapping[str, float], slope: float
+) -> np.ndarray:
+    """Who leads under l_2-SAM, over initial scale and time: all scales, and close to the critical one.
+
+    Parameters
+    ----------
+    wide : samkit.diagonal.PhaseDiagram
+        Over all initial scales. What collapses later is drawn paler, what has collapsed is grey.
+    near : samkit.diagonal.PhaseDiagram
+        Over scales above ``c``, evenly spaced in the logarithm of their distance from it.
+    c : float
+        The critical scale, in units of rho.
+    marks : mapping of str to float
+        Labels and positions of vertical lines in the wide diagram.
+    slope : float
+        Slope 1/mu_1 of the borders near the critical scale, against log(1/distance), drawn as a dashed line.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        Both panels.
+    """
+    _, axes = plt.subplots(1, 2, figsize=(8.4, 4.4), width_ratios=(3, 2))
+    white = np.ones(3)
+    for ax, found, x in zip(axes, (wide, near), (wide.ratios, near.ratios - c), strict=True):
+        dies = found.outcome == "collapses"
+        gone = dies[:, None] & (found.s >= found.s_end[:, None])
+        picture = np.array([mpl.colors.to_rgb(color) for color in FEATURES])[np.maximum(found.leader, 0)]
+        picture[dies] = 0.4 * picture[dies] + 0.6 * white
+        picture[gone] = 0.8 * white
+        ax.pcolormesh(x, found.s, picture.swapaxes(0, 1), shading="nearest", rasterized=True)
+        ax.contour(x, found.s, found.leader.T, np.arange(0.5, 5), colors="white", linewidths=0.8)
+        for j in range(found.beta.shape[-1]):
+            inside = (found.leader == j) & ~dies[:, None]
+            deep = ndimage.distance_transform_edt(np.pad(inside, 1)[:, 1:-1] if ax is axes[1] else inside)
+            at = np.unravel_index(deep.argmax(), deep.shape)
+            at = (min(max(at[0] - (ax is axes[1]), 0), len(x) - 1), at[1])
+            _on_patch(ax, str(j + 1), (x[at[0]], found.s[at[1]]))
+        if gone.any():
+            at = np.unravel_index(ndimage.distance_transform_edt(gone).argmax(), gone.shape)
+            _on_patch(ax, "collapsed", (x[at[0]], found.s[at[1]]))
+        ax.grid(visible=False)
+    axes[0].set(xlabel="initial scale α/ρ", ylabel="rescaled time s")
+    for text, value in marks.items():
+        axes[0].axvline(value, color="black", linewidth=1, linestyle=(0, (4, 2)))
+        top = axes[0].get_xaxis_transform()
+        axes[0].annotate(text, (value, 1), (0, 4), xycoords=top, textcoords="offset points", ha="center")
+    axes[1].set(xscale="log", xlabel="distance α/ρ − c from the critical scale")
+    middle = len(near.ratios) // 2
+    border = near.s[(near.leader[middle] <= 0).argmin()]
+    line = border + 0.6 - slope * np.log((near.ratios - c) / (near.ratios[middle] - c))
+    inside = (line > 0.02 * near.s[-1]) & (line < 0.98 * near.s[-1])
+    axes[1].plot((near.ratios - c)[inside], line[inside], color="black", linestyle="--", linewidth=1.2)
+    axes[1].annotate(
+        "slope 1/μ₁",
+        ((near.ratios - c)[middle], line[middle]),
+        (6, 6),
+        textcoords="offset points",
+        path_effects=[patheffects.withStroke(linewidth=3, foreground="white")],
+    )
+    return axes
+
+
+def _on_patch(ax: Axes, text: str, at: tuple[float, float]) -> None:
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    ax.annotate(text, at, ha="center", va="center", fontsize=12, path_effects=halo)
+
+
+def shares(losses: Sequence[float], groups: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What each feature contributes to the prediction while the loss falls, a panel for each method.
+
+    Parameters
+    ----------
+    losses : sequence of float
+        Losses from high to low, ``(k,)``.
+    groups : mapping of str to array
+        Title of the panel to shares, ``(k, d)``, each row of which adds up to 1.
+
+    Returns
+    -------
+    numpy.ndarray of matplotlib.axes.Axes
+        The panels.
+    """
+    _, axes = plt.subplots(1, len(groups), figsize=(8.0, 3.4), sharey=True)
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    for ax, (title, values) in zip(axes, groups.items(), strict=True):
+        values = np.asarray(values, dtype=float)
+        _axes(ax, "training loss", "", logx=True)
+        ax.stackplot(losses, values.T, colors=FEATURES[: values.shape[1]], lw=0)
+        lower = np.cumsum(values, axis=1) - values
+        for j in range(values.shape[1]):
+            at = min(max(int(values[:, j].argmax()), len(values) // 12), len(values) - 1 - len(values) // 12)
+            middle = (losses[at], lower[at, j] + values[at, j] / 2)
+            if values[at, j] > 0.08:
+                ax.annotate(f"feature {j + 1}", middle, ha="center", va="center", path_effects=halo)
+        ax.set(title=title, ylim=(0, 1), xlim=(losses[0], losses[-1]))
+        ax.grid(visible=False)
+    axes[0].set_ylabel("share of the prediction")
+    return axes
 
 
 def _axes(ax: Axes | None, xlabel: str, ylabel: str, *, logx: bool = False, logy: bool = False) -> Axes:
