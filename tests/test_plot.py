@@ -317,3 +317,33 @@ def test_means_can_name_their_marks_in_a_legend():
     marks = [container.lines[0] for container in ax.containers]
     assert len({mark.get_marker() for mark in marks}) == 2
     assert [tuple(mark.get_xydata()[0]) for mark in marks] == [(1.5, 4), (3.5, 4)]
+
+
+def test_a_cloud_shades_shares_and_follows_the_mean():
+    ax = plot.cloud(np.array([[0.0, 0.1], [0.1, 0.1]]), step=0.1, single=[0.1, 0.0], ylabel="α*")
+    shares = np.asarray(ax.collections[0].get_array()).reshape(2, 2)
+    assert shares.tolist() == [[50, 0], [50, 100]]  # a row for each position, a column for each epoch
+    assert np.allclose(line_of(ax, "mean of the epoch").get_ydata(), [0.05, 0.1])
+    assert np.allclose(line_of(ax, "searched once an epoch").get_ydata(), [0.1, 0.0])
+
+
+def test_ends_give_each_method_a_map_and_each_place_one_colour():
+    places = {"SGD": np.array([[0, 1], [1, 1]]), "SAM": np.array([[0, 0], [1, 1]])}
+    axes = plot.ends(
+        places, ["sharp", "flat"], [0, 1], [2, 3], points={"here": (0, 2)}, xlabel="m", ylabel="s"
+    )
+    assert [ax.get_title() for ax in axes.flat] == ["SGD", "SAM"]
+    for ax, where in zip(axes.flat, places.values(), strict=True):
+        mesh = ax.collections[0]
+        assert np.asarray(mesh.get_array()).ravel().tolist() == where.ravel().tolist()
+        assert len({tuple(mesh.to_rgba(place)) for place in (0, 1)}) == 2
+    assert [text.get_text() for text in axes[0, 0].figure.legends[0].get_texts()] == ["sharp", "flat"]
+
+
+def test_a_scan_names_its_rows_columns_and_methods_once():
+    settings = {"η = 1": {"SGD": [1, 2], "SAM": [2, 3]}, "η = 2": {"SGD": [1, 1], "SAM": [2, 2]}}
+    axes = plot.scan([5, 6], {"flat": settings, "sharp": settings}, xlabel="radius ρ")
+    assert [ax.get_title() for ax in axes[0]] == ["η = 1", "η = 2"]
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == ["flat", "sharp"]
+    assert all(ax.get_legend() is None for ax in axes.flat)
+    assert [text.get_text() for text in axes[0, 0].figure.legends[0].get_texts()] == ["SGD", "SAM"]
