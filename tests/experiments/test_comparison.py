@@ -161,7 +161,7 @@ def test_the_images_are_tested_clean_and_corrupted(monkeypatch):
     grid = {"radii": {"SAM": [0.05], "XSAM": [0.05]}}
     monkeypatch.setattr(results, "load", lambda name: stored([{"SAM": [1.0], "XSAM": [1.0]}], grid))
     settings = comparison.IMAGE_CONFIG | {"train_size": 200}
-    row = comparison.images(0, tuned="made up", settings=settings)
+    row = comparison.images(0, tuned="made up", settings=settings, methods=["SAM", "XSAM"])
     assert row["SGD, twice the epochs gradients"] == row["SAM gradients"] == 2 * row["SGD gradients"]
     for name in ("SGD", "SGD, twice the epochs", "SAM", "XSAM"):
         assert row[name] > 20
