@@ -1147,7 +1147,9 @@ def trails(
         ax.errorbar(x, y.mean(axis=0), yerr=_half_width(y, 0.95), marker="o", capsize=2, label=label, **look)
         offset = (3, -13 if row % 2 else 7)
         for place, name in zip(zip(x, y.mean(axis=0), strict=True), names, strict=True):
-            ax.annotate(f"{name:g}", place, offset, textcoords="offset points", color=look["color"])
+            ax.annotate(
+                f"{name:g}", place, offset, textcoords="offset points", color=look["color"], fontsize=8
+            )
     _plain_ticks(ax)
     ax.legend()
     return ax
@@ -1250,7 +1252,8 @@ def leaders(
     marks : mapping of str to float
         Labels and positions of vertical lines in the wide diagram.
     slope : float
-        Slope 1/mu_1 of the borders near the critical scale, against log(1/distance), drawn as a dashed line.
+        Predicted slope, against log(1/distance), of the border at which the minor feature hands over near the
+        critical scale, drawn as a dashed line beside it.
 
     Returns
     -------
@@ -1269,32 +1272,29 @@ def leaders(
         ax.contour(x, found.s, found.leader.T, np.arange(0.5, 5), colors="white", linewidths=0.8)
         for j in range(found.beta.shape[-1]):
             inside = (found.leader == j) & ~dies[:, None]
-            deep = ndimage.distance_transform_edt(np.pad(inside, 1)[:, 1:-1] if ax is axes[1] else inside)
+            deep = ndimage.distance_transform_edt(np.pad(inside, 1))[1:-1, 1:-1]
             at = np.unravel_index(deep.argmax(), deep.shape)
-            at = (min(max(at[0] - (ax is axes[1]), 0), len(x) - 1), at[1])
             _on_patch(ax, str(j + 1), (x[at[0]], found.s[at[1]]))
         if gone.any():
-            at = np.unravel_index(ndimage.distance_transform_edt(gone).argmax(), gone.shape)
+            deep = ndimage.distance_transform_edt(np.pad(gone, 1))[1:-1, 1:-1]
+            at = np.unravel_index(deep.argmax(), deep.shape)
             _on_patch(ax, "collapsed", (x[at[0]], found.s[at[1]]))
         ax.grid(visible=False)
     axes[0].set(xlabel="initial scale α/ρ", ylabel="rescaled time s")
-    for text, value in marks.items():
+    for row, (text, value) in enumerate(marks.items()):
         axes[0].axvline(value, color="black", linewidth=1, linestyle=(0, (4, 2)))
-        top = axes[0].get_xaxis_transform()
-        axes[0].annotate(text, (value, 1), (0, 4), xycoords=top, textcoords="offset points", ha="center")
+        top, side = axes[0].get_xaxis_transform(), "left" if row else "right"
+        axes[0].annotate(text, (value, 1), (0, 4), xycoords=top, textcoords="offset points", ha=side)
     axes[1].set(xscale="log", xlabel="distance α/ρ − c from the critical scale")
-    middle = len(near.ratios) // 2
-    border = near.s[(near.leader[middle] <= 0).argmin()]
-    line = border + 0.6 - slope * np.log((near.ratios - c) / (near.ratios[middle] - c))
-    inside = (line > 0.02 * near.s[-1]) & (line < 0.98 * near.s[-1])
-    axes[1].plot((near.ratios - c)[inside], line[inside], color="black", linestyle="--", linewidth=1.2)
-    axes[1].annotate(
-        "slope 1/μ₁",
-        ((near.ratios - c)[middle], line[middle]),
-        (6, 6),
-        textcoords="offset points",
-        path_effects=[patheffects.withStroke(linewidth=3, foreground="white")],
-    )
+    minor = near.leader == 0
+    ends = near.s[minor.shape[1] - 1 - minor[:, ::-1].argmax(axis=1)]  # when the minor feature hands over
+    anchor = int(np.abs(np.where(minor.any(axis=1), ends, np.inf) - near.s[-1] / 2).argmin())
+    x = near.ratios - c
+    line = ends[anchor] - 0.04 * near.s[-1] - slope * np.log(x / x[anchor])
+    inside = (line > 0.1 * near.s[-1]) & (line < 0.95 * near.s[-1])
+    axes[1].plot(x[inside], line[inside], color="black", linestyle="--", linewidth=1.2)
+    at = (x[anchor], line[anchor])
+    axes[1].annotate("predicted slope", at, (-24, -34), textcoords="offset points", ha="center")
     return axes
 
 
