@@ -276,8 +276,4 @@ _DESIGN = {
 STORED = {
     "attention_middle": Experiment(attention, _DESIGN | {"scale": 1.0}, range(8)),
     "attention_large": Experiment(attention, _DESIGN | {"scale": 2.0}, range(8)),
-    "attention_small": Experiment(attention, _DESIGN | {"scale": 0.5, "steps": 300}, range(8)),
-    "attention_batches": Experiment(
-        attention, _DESIGN | {"scale": 1.0, "batch_size": 50, "steps": 2000, "look_every": 10}, range(8)
-    ),
 }
