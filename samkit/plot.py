@@ -1303,13 +1303,13 @@ def _on_patch(ax: Axes, text: str, at: tuple[float, float]) -> None:
     ax.annotate(text, at, ha="center", va="center", fontsize=12, path_effects=halo)
 
 
-def shares(losses: Sequence[float], groups: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What each feature contributes to the prediction while the loss falls, a panel for each method.
+def shares(z: Sequence[float], groups: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What each feature contributes to the prediction while it grows, a panel for each method.
 
     Parameters
     ----------
-    losses : sequence of float
-        Losses from high to low, ``(k,)``.
+    z : sequence of float
+        Predictions, increasing, ``(k,)``; equal ones have equal z.
     groups : mapping of str to array
         Title of the panel to shares, ``(k, d)``, each row of which adds up to 1.
 
@@ -1322,15 +1322,15 @@ def shares(losses: Sequence[float], groups: Mapping[str, np.ndarray]) -> np.ndar
     halo = [patheffects.withStroke(linewidth=3, foreground="white")]
     for ax, (title, values) in zip(axes, groups.items(), strict=True):
         values = np.asarray(values, dtype=float)
-        _axes(ax, "training loss", "", logx=True)
-        ax.stackplot(losses, values.T, colors=FEATURES[: values.shape[1]], lw=0)
+        _axes(ax, "prediction z (loss log(1 + exp(−z)))", "", logx=True)
+        ax.stackplot(z, values.T, colors=FEATURES[: values.shape[1]], lw=0)
         lower = np.cumsum(values, axis=1) - values
         for j in range(values.shape[1]):
-            at = min(max(int(values[:, j].argmax()), len(values) // 12), len(values) - 1 - len(values) // 12)
-            middle = (losses[at], lower[at, j] + values[at, j] / 2)
+            at = min(max(int(values[:, j].argmax()), len(values) // 5), len(values) - 1 - len(values) // 5)
+            middle = (z[at], lower[at, j] + values[at, j] / 2)
             if values[at, j] > 0.08:
                 ax.annotate(f"feature {j + 1}", middle, ha="center", va="center", path_effects=halo)
-        ax.set(title=title, ylim=(0, 1), xlim=(losses[0], losses[-1]))
+        ax.set(title=title, ylim=(0, 1), xlim=(z[0], z[-1]))
         ax.grid(visible=False)
     axes[0].set_ylabel("share of the prediction")
     return axes

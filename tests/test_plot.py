@@ -10,6 +10,7 @@ from scipy import stats
 
 from samkit import plot
 from samkit.claims import Estimate
+from samkit.diagonal import critical_scale, phase_diagram
 from samkit.landscapes import Line, Plane
 from samkit.sharpness import SpectralDensity
 
@@ -347,3 +348,29 @@ def test_a_scan_names_its_rows_columns_and_methods_once():
     assert [ax.get_ylabel() for ax in axes[:, 0]] == ["flat", "sharp"]
     assert all(ax.get_legend() is None for ax in axes.flat)
     assert [text.get_text() for text in axes[0, 0].figure.legends[0].get_texts()] == ["SGD", "SAM"]
+
+
+def test_shares_fill_each_panel_from_0_to_1():
+    values = np.array([[0.7, 0.3], [0.5, 0.5], [0.2, 0.8]])
+    axes = plot.shares([0.1, 1.0, 10.0], {"SAM": values, "GD": values})
+    assert [ax.get_title() for ax in axes] == ["SAM", "GD"]
+    top = axes[0].collections[-1].get_paths()[0].vertices[:, 1]
+    assert top.max() == pytest.approx(1)
+
+
+def test_leaders_name_every_region_and_mark_the_thresholds():
+    mu = [1.0, 2.0, 3.0]
+    c = critical_scale(mu)
+    wide = phase_diagram(mu, np.linspace(0.3, 1.0, 40), np.linspace(0.1, 5, 30))
+    near = phase_diagram(mu, c + np.geomspace(1e-5, 0.5, 40), np.linspace(0.1, 20, 30))
+    left, right = plot.leaders(wide, near, c, {"c(μ)": c}, slope=3.0)
+    assert {"1", "2", "3", "collapsed", "c(μ)"} <= {text.get_text() for text in left.texts}
+    assert {"1", "2", "3", "predicted slope"} == {text.get_text() for text in right.texts}
+
+
+def test_a_travelling_bump_rings_the_feature_nearest_to_its_centre():
+    s = np.linspace(0, 2, 21)
+    _, ax = plt.subplots()
+    plot.travelling_bump([1.0, 2.0], s, s / 3.6, [1.0], ax)  # the centre stays at 1.8
+    (ringed,) = (line for line in ax.lines if line.get_markersize() == 10)
+    assert ringed.get_xdata()[0] == 2
