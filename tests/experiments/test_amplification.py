@@ -99,3 +99,10 @@ def test_at_a_small_loss_steps_and_flow_lean_on_the_minor_feature():
     shares = amplification.leaning()
     np.testing.assert_allclose(shares["steps"], shares["flow"], atol=2e-3)
     assert shares["steps"][0] > 0.9 > 0.1 > shares["gd"][0]
+
+
+def test_gradient_descents_closed_form_is_where_its_own_steps_are():
+    _, beta = amplification.first_below([1e-5], MU3, [0.45], 0.0)
+    np.testing.assert_allclose(
+        beta[0, 0], amplification.at_loss(MU3, 0.45, 0.0, 1e-5, method="gd"), rtol=1e-3
+    )
