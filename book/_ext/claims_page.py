@@ -39,7 +39,7 @@ def card(name: str, row: dict, chapter: str) -> str:
         "Source": typeset(row["source"]),
         "Chapter": chapter,
         "Decision rule": typeset(row["rule"]),
-        "Computed by": f"{{py:func}}`{row['function']}`",
+        "Computed by": f"{{py:func}}`{row['function']}`" if "function" in row else "",
         "Seen": typeset(row.get("measured", "")),
     }
     listed = "\n\n".join(f"{label}\n: {value}" for label, value in facts.items() if value)
@@ -60,7 +60,7 @@ class Claims(SphinxDirective):
         }
         planned = ["| id | planned claim | source |", "|---|---|---|"]
         for name, row in claims.items():
-            if row["status"] == "planned":
+            if row["status"] == "planned" or row["chapter"] not in chapters:
                 planned.append(f"| {name} | {typeset(row['statement'])} | {typeset(row['source'])} |")
                 continue
             chapter = chapters[row["chapter"]]
