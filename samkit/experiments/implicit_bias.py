@@ -36,6 +36,11 @@ def angle(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     numpy.ndarray
         Angles ``(...)`` in degrees.
 
+    Raises
+    ------
+    ValueError
+        If a vector is zero or not finite: it has no direction.
+
     Examples
     --------
     >>> import numpy as np
@@ -43,7 +48,10 @@ def angle(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     >>> round(float(angle(np.array([3.0, 0.0]), np.array([1.0, 1.0]))), 9)
     45.0
     """
-    a, b = (v / np.linalg.norm(v, axis=-1, keepdims=True) for v in (a, b))
+    lengths = [np.linalg.norm(v, axis=-1, keepdims=True) for v in (a, b)]
+    if not all((np.isfinite(length) & (length > 0)).all() for length in lengths):
+        raise ValueError("angle needs finite vectors that are not zero: the others have no direction")
+    a, b = a / lengths[0], b / lengths[1]
     return np.degrees(2 * np.arctan2(np.linalg.norm(a - b, axis=-1), np.linalg.norm(a + b, axis=-1)))
 
 
@@ -91,8 +99,8 @@ def rescaled_flow(
     Raises
     ------
     ValueError
-        If the depth is neither 1 nor 2, a shape does not fit, a row is not finite, the start is a batch, or
-        the times do not increase.
+        If the depth is neither 1 nor 2, a shape does not fit, a row is not finite, the start is a batch, the
+        times do not increase, or the start is already beyond ``norm`` or ``loss``.
 
     Examples
     --------
@@ -111,12 +119,14 @@ def rescaled_flow(
     rows, s = np.array(rows, dtype=np.float64), np.array(s, dtype=np.float64)
     if depth not in (1, 2):
         raise ValueError(f"rescaled_flow knows depth 1 and 2, got {depth}")
-    if rows.ndim != 2:
+    if rows.ndim != 2 or not rows.size:
         raise ValueError(f"rows must have shape (N, d), got {rows.shape}")
     if not np.isfinite(rows).all():
         raise ValueError("rows must be finite, got NaN or infinity: drop those rows")
-    if s.ndim != 1 or not len(s) or s[0] < 0 or (np.diff(s) <= 0).any():
-        raise ValueError(f"s must be times that increase from 0 or later, got {s.tolist()}")
+    if s.ndim != 1 or not len(s) or not np.isfinite(s).all() or s[0] < 0 or (np.diff(s) <= 0).any():
+        raise ValueError(f"s must be finite times that increase from 0 or later, got {s.tolist()}")
+    if not norm > 0 or not 0 <= loss < np.inf:
+        raise ValueError(f"norm must be > 0 and loss finite and >= 0, got norm={norm}, loss={loss}")
     start = starts.start(init_scale, rows.shape[1], depth)
     if start.batched:
         raise ValueError("init_scale must be one start, got a batch: call rescaled_flow once for each")
@@ -157,6 +167,8 @@ def rescaled_flow(
         gap = _log_mean_loss((rows @ beta)[None])[0] - np.log(loss) if loss else np.inf
         return min(np.log(norm) - np.log(np.abs(beta).sum() + 1e-300), gap)
 
+    if stop(0.0, np.zeros(len(rows))) <= 0:
+        raise ValueError(f"the start is already beyond norm={norm} or loss={loss}: choose a later stop")
     stop.terminal = True
     with np.errstate(over="ignore", invalid="ignore"):  # a trial step that is too long is taken back
         found = solve_ivp(
@@ -279,7 +291,15 @@ def same_path(
         ``flow_distance``: the largest distance between beta on the flow at time t and on the rescaled flow at
         s(t), relative to its norm; ``speed_change``: the largest ds/dt over the smallest; ``step_distance``:
         the largest distance of the real steps from the path, relative as well.
+
+    Raises
+    ------
+    ValueError
+        If there are less than one or more than three layers, or :func:`~samkit.diagonal.flow` refuses the
+        case.
     """
+    if depth not in (1, 2, 3):
+        raise ValueError(f"same_path knows depth 1, 2 and 3, got {depth}")
     mu, init = np.array(mu), np.array(init_scale)
     start = np.tile(init, (depth, 1))
 
@@ -372,7 +392,14 @@ def depth_and_sparsity(
     -------
     dict
         Accuracy on 4,000 fresh examples, in per cent, under ``"L = 1"`` and ``"L = 2"``.
+
+    Raises
+    ------
+    ValueError
+        If ``relevant`` is not between 1 and d.
     """
+    if not 1 <= relevant <= d:
+        raise ValueError(f"relevant must be between 1 and d={d}, got {relevant}")
     draw = np.random.default_rng(seed)
     u = np.zeros(d)
     u[:relevant] = draw.choice([-1.0, 1.0], relevant)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from scipy.integrate import solve_ivp
 
+from samkit import _arguments
 from samkit.diagonal import DiagonalNetwork, flow, linf_limit, max_margin, separable
 from samkit.experiments.implicit_bias import angle
 from samkit.optim import SAM
@@ -38,8 +39,8 @@ def one_layer(
     r"""A linear classifier under gradient descent, l_inf-SAM and l_2-SAM, in steps of equal rescaled time.
 
     .. math::
-        \beta \leftarrow \beta + \Delta s \sum_i q_i z_i, \qquad
-        q_i \propto |l'(\langle z_i, \beta + \varepsilon\rangle)|, \quad \sum_i q_i = 1
+        \beta \leftarrow \beta + \Delta s \sum_i q_i a_i, \qquad
+        q_i \propto |l'(\langle a_i, \beta + \varepsilon\rangle)|, \quad \sum_i q_i = 1
 
     with the logistic loss, a start at 0, and the perturbation of each method. Only logarithms of slopes are
     used, so that a loss of exp(-1000) is no obstacle.
@@ -47,7 +48,7 @@ def one_layer(
     Parameters
     ----------
     rows : array_like
-        The examples times their labels, :math:`z_i = y_i x_i`, ``(N, d)``, or a batch ``(B, N, d)``.
+        The examples times their labels, :math:`a_i = y_i x_i`, ``(N, d)``, or a batch ``(B, N, d)``.
     rho : float
         Radius of both SAMs.
     times : sequence of float
@@ -62,6 +63,12 @@ def one_layer(
         :math:`t = \int ds / \overline{|l'|}`, ``(..., 3, T)``; methods in the order gradient descent,
         l_inf-SAM, l_2-SAM.
 
+    Raises
+    ------
+    ValueError
+        If the rows have another shape or are not finite, the radius is negative, the times do not increase
+        from 0 or later, or the step is not positive.
+
     Examples
     --------
     One example: the direction is right from the start.
@@ -74,7 +81,12 @@ def one_layer(
     -----
     Claim M1, chapter 6.
     """
-    rows = np.asarray(rows, dtype=np.float64)
+    rows, times = np.asarray(rows, dtype=np.float64), np.asarray(times, dtype=np.float64)
+    if rows.ndim not in (2, 3) or not rows.size or not np.isfinite(rows).all():
+        raise ValueError(f"rows must be finite and have shape (N, d) or (B, N, d), got shape {rows.shape}")
+    if times.ndim != 1 or not np.isfinite(times).all() or (np.diff(times, prepend=0.0) < 0).any():
+        raise ValueError(f"times must be finite and increase from 0 or later, got {times.tolist()}")
+    rho, step = _arguments.number("rho", rho), _arguments.number("step", step, positive=True)
     columns = rows.swapaxes(-1, -2)
     beta = np.zeros((*rows.shape[:-2], len(METHODS), rows.shape[-1]))
     log_time = np.full(beta.shape[:-1], -np.inf)
@@ -88,7 +100,7 @@ def one_layer(
 
     seen: dict[str, list[np.ndarray]] = {"beta": [], "log_time": []}
     done = 0
-    for count in np.rint(np.asarray(times) / step).astype(int):
+    for count in np.rint(times / step).astype(int):
         for _ in range(count - done):
             ascent = shares(beta)[0] @ rows  # minus the gradient, up to a factor
             ascent[..., 0, :] = 0
@@ -174,7 +186,7 @@ def train(
     Raises
     ------
     ValueError
-        If the loss is neither word.
+        If the loss is neither word, the rows have another shape or are not finite, or ``steps`` is negative.
 
     Examples
     --------
@@ -187,7 +199,10 @@ def train(
     """
     if loss not in ("logistic", "linear"):
         raise ValueError(f"loss must be 'logistic' or 'linear', got {loss!r}")
-    x = torch.tensor(np.asarray(rows, dtype=np.float64).tolist(), dtype=torch.float64)
+    rows, steps = np.asarray(rows, dtype=np.float64), _arguments.integer("steps", steps, 0)
+    if rows.ndim != 2 or not rows.size or not np.isfinite(rows).all():
+        raise ValueError(f"rows must be finite and have shape (N, d), got shape {rows.shape}")
+    x = torch.tensor(rows.tolist(), dtype=torch.float64)
     network = DiagonalNetwork(x.shape[1], depth, init_scale, dtype=torch.float64)
     optimizer = SAM(network.parameters(), torch.optim.SGD, rho=rho, norm="linf", lr=learning_rate)
     slope = 1.0
@@ -327,6 +342,11 @@ def winners(
         The first coordinate to reach 1e4 times the radius (or, for gradient descent, 1e4), ``(...)``, and -1
         where none does.
 
+    Raises
+    ------
+    ValueError
+        If a strength or a start is not finite and positive, or the depth is below 2.
+
     Examples
     --------
     >>> from samkit.experiments.linf import winners
@@ -334,6 +354,9 @@ def winners(
     array([ 0,  1, -1])
     """
     mu, w = np.asarray(mu, dtype=np.float64), np.array(alpha, dtype=np.float64)
+    if not all((np.isfinite(values) & (values > 0)).all() for values in (mu, w)):
+        raise ValueError("mu and alpha must be finite and > 0: winners steps from balanced positive layers")
+    depth = _arguments.integer("depth", depth, 2)
     limit = 1e4 * (rho or 1.0)
     for _ in range(steps):
         running = (w.max(-1) < limit) & (w.max(-1) > 0)
@@ -376,7 +399,13 @@ def blow_ups(
         One entry a start: ``foretold`` and ``found``, the winners, -1 for none; ``time``, the relative error
         of the foretold blow-up time, and ``frozen``, the largest relative error of another weight's foretold
         value there, both 0 where nothing blows up.
+
+    Raises
+    ------
+    ValueError
+        If the depth is below 3: two layers grow for ever.
     """
+    depth = _arguments.integer("depth", depth, 3)
     mu, rows = np.array(mu), []
     alphas = rho * np.random.default_rng(seed).uniform(0.5, 2.5, (starts, len(mu)))
     for alpha in alphas:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -65,9 +67,27 @@ def test_rescaled_time_and_losses_are_those_of_the_steps_that_were_taken():
     assert path["loss"][-1] < path["loss"][0]
 
 
-def test_an_unknown_loss_is_refused():
-    with pytest.raises(ValueError, match="'logistic' or 'linear'"):
-        linf.train([[1.0]], 1.0, 0.1, loss="hinge")
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: linf.train([[1.0]], 1.0, 0.1, loss="hinge"), "'logistic' or 'linear'"),
+        (lambda: linf.train([1.0, 1.0], 1.0, 0.1), r"shape \(N, d\), got shape \(2,\)"),
+        (lambda: linf.train([[np.nan, 1.0]], 1.0, 0.1), "finite"),
+        (lambda: linf.train([[1.0]], 1.0, 0.1, steps=-1), "steps must be >= 0, got -1"),
+        (lambda: linf.one_layer([1.0, 2.0], 0.1, [1.0]), r"\(B, N, d\), got shape \(2,\)"),
+        (lambda: linf.one_layer([[np.nan, 2.0]], 0.1, [1.0]), "finite"),
+        (lambda: linf.one_layer(ROWS, -0.1, [1.0]), "rho must be finite and >= 0"),
+        (lambda: linf.one_layer(ROWS, 0.1, [2.0, 1.0]), "increase from 0 or later"),
+        (lambda: linf.one_layer(ROWS, 0.1, [1.0], step=0), "step must be finite and > 0"),
+        (lambda: linf.winners([1.0, 2.0], [-1.0, 2.0], 1.0, 2), "balanced positive layers"),
+        (lambda: linf.winners([1.0, 2.0], [0.5, 2.0], 1.0, 1), "depth must be >= 2, got 1"),
+        (lambda: linf.blow_ups(2, starts=1), "depth must be >= 3, got 2"),
+    ],
+    ids=map(str, itertools.count()),
+)
+def test_what_has_no_answer_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
 
 
 def test_the_start_decides_between_falling_staying_and_growing():
@@ -83,9 +103,7 @@ def test_the_start_decides_between_falling_staying_and_growing():
 def test_stepping_finds_the_winner_that_the_formula_foretells(depth, rho):
     mu = [1.0, 1.7, 2.6]
     starts = np.random.default_rng(depth).uniform(0.3, 2.5, (40, 3))
-    starts[abs(starts - 1) < 0.1] = (
-        0.5  # two layers: too close to the radius, it wins after the end of the race
-    )
+    starts[abs(starts - 1) < 0.1] = 0.5  # nearer to the radius, two layers take longer than the steps last
     foretold = [linf_limit(mu, start, rho, depth) for start in starts]
     found = linf.winners(mu, starts, rho, depth)
     assert [-1 if winner is None else winner for winner in foretold] == found.tolist()
