@@ -368,7 +368,7 @@ def nearest_solutions(paths: Mapping[str, np.ndarray], mu: Sequence[float], z: f
         ax.plot(*path.T, label=label, **look)
         ax.plot(*path[0], "o", color=look["color"], markersize=5)
     halo = [patheffects.withStroke(linewidth=3, foreground="white")]
-    for text, point, offset in (("nearest in ℓ₂", near_l2, (24, 12)), ("nearest in ℓ₁", near_l1, (48, 14))):
+    for text, point, offset in (("nearest in ℓ₂", near_l2, (24, 12)), ("nearest in ℓ₁", near_l1, (50, 64))):
         ax.plot(*point, "*", color="black", markersize=11, markeredgecolor="white", zorder=4, clip_on=False)
         ax.annotate(
             text,
