@@ -60,9 +60,13 @@ NOISY = {
 }
 CLEAN = {
     "SAM": [0.1, 0.15, 0.2, 0.3, 0.4],
-    "ASAM": [0.5, 1.0, 2.0, 3.0],
-    "Lookbehind-SAM, 3 steps": [0.1, 0.2, 0.4],
-    "XSAM": [0.05, 0.1, 0.15, 0.2, 0.3],
+    "linf-SAM": [5e-4, 1e-3, 2e-3, 3e-3, 4e-3],
+    "ASAM": [0.5, 1.0, 2.0, 3.0, 4.0, 6.0],
+    "SAM, 3 steps": [0.1, 0.2, 0.3, 0.4],
+    "averaged SAM, 3 steps": [0.1, 0.2, 0.3, 0.4, 0.6],
+    "Lookbehind-SAM, 3 steps": [0.1, 0.2, 0.4, 0.6, 0.8],
+    "XSAM": [0.0125, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3],
+    "XSAM, 3 steps": [0.0125, 0.025, 0.05, 0.1],
 }
 IMAGES = {
     "SAM": [0.0125, 0.025, 0.05, 0.1],
@@ -424,4 +428,7 @@ STORED = {
     ),
     "comparison_tuning_clean": Experiment(tuning, {"radii": CLEAN, "settings": {}}, TUNING_SEEDS),
     "comparison_clean": Experiment(compare, {"tuned": "comparison_tuning_clean", "settings": {}}, TEST_SEEDS),
+    "comparison_faster_clean": Experiment(
+        faster, {"tuned": "comparison_tuning_clean", "settings": {}, "factor": 1.5}, TEST_SEEDS
+    ),
 }
