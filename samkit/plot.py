@@ -36,6 +36,7 @@ __all__ = [
     "balls",
     "circle",
     "cloud",
+    "composition",
     "curves",
     "dots",
     "ends",
@@ -1334,6 +1335,40 @@ def shares(z: Sequence[float], groups: Mapping[str, np.ndarray]) -> np.ndarray:
         ax.grid(visible=False)
     axes[0].set_ylabel("share of the prediction")
     return axes
+
+
+def composition(groups: Mapping[str, Sequence[float]], names: Sequence[str], *, xlabel: str) -> Axes:
+    """What each feature contributes at one moment, a bar for each method.
+
+    Parameters
+    ----------
+    groups : mapping of str to sequence of float
+        Label of the bar to shares, ``(d,)``, which add up to 1.
+    names : sequence of str
+        The features, from the minor one, at most five.
+    xlabel : str
+        Axis label: of what, and when.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axes.
+    """
+    _, ax = plt.subplots(figsize=(7.0, 1.2 + 0.45 * len(groups)))
+    values = np.array(list(groups.values()), dtype=float)
+    starts = np.cumsum(values, axis=1) - values
+    halo = [patheffects.withStroke(linewidth=3, foreground="white")]
+    for j, name in enumerate(names):
+        ax.barh(range(len(groups)), values[:, j], 0.7, starts[:, j], color=FEATURES[j], label=name)
+        for row, value in enumerate(values[:, j]):
+            if value > 0.05:
+                at = (starts[row, j] + value / 2, row)
+                ax.annotate(f"{value:.0%}", at, ha="center", va="center", path_effects=halo)
+    ax.set(xlabel=xlabel, xlim=(0, 1), ylim=(len(groups) - 0.5, -0.5))
+    ax.set_yticks(range(len(groups)), list(groups))
+    ax.grid(visible=False)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(names))
+    return ax
 
 
 def _axes(ax: Axes | None, xlabel: str, ylabel: str, *, logx: bool = False, logy: bool = False) -> Axes:

@@ -358,6 +358,15 @@ def test_shares_fill_each_panel_from_0_to_1():
     assert top.max() == pytest.approx(1)
 
 
+def test_a_composition_lays_the_shares_of_each_bar_end_to_end():
+    ax = plot.composition({"SAM": [0.3, 0.7], "GD": [0.04, 0.96]}, ["minor", "major"], xlabel="share")
+    minor, major = ax.containers
+    assert [(bar.get_x(), bar.get_width()) for bar in minor] == [(0, 0.3), (0, 0.04)]
+    assert [bar.get_x() for bar in major] == pytest.approx([0.3, 0.04])
+    assert [text.get_text() for text in ax.texts] == ["30%", "70%", "96%"]  # too thin for a number: none
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["minor", "major"]
+
+
 def test_leaders_name_every_region_and_mark_the_thresholds():
     mu = [1.0, 2.0, 3.0]
     c = critical_scale(mu)
