@@ -11,6 +11,7 @@ from scipy.special import expit
 
 from samkit.diagonal import banded, critical_scale, flow, max_margin
 from samkit.experiments import Experiment
+from samkit.experiments.amplification import major_first_scale
 
 __all__ = [
     "banded_networks",
@@ -338,7 +339,7 @@ def limit_direction(seed: int, *, norms: Sequence[float] = (1e2, 1e3, 1e4)) -> d
         missing to 1 at the last norm, over what was missing at the first, larger of the starts.
     """
     mu = np.cumsum(np.random.default_rng(seed).uniform(0.5, 1.0, 3))
-    c, top = critical_scale(mu), mu[-2:].sum() / (np.sqrt(2) * np.linalg.norm(mu))
+    c, top = critical_scale(mu), major_first_scale(mu)
     shares = []
     for ratio in (1.05 * c, (c + top) / 2, 1.1 * top):
         late = flow(mu, ratio, 1.0).s_end + 250 / mu[-1]
@@ -455,7 +456,7 @@ def without_normalisation(seed: int) -> dict[str, float]:
         starts of 0.001, 0.003 and 0.01 have the same first leader at the matched radius, else 0.
     """
     mu = np.cumsum(np.random.default_rng(seed).uniform(0.5, 1.5, 3))
-    c, top = critical_scale(mu), mu[-2:].sum() / (np.sqrt(2) * np.linalg.norm(mu))
+    c, top = critical_scale(mu), major_first_scale(mu)
     found = shares_at_equal_loss(mu, 0.1 * (c + (top - c) / 8), 0.1)
     more = {name: found["GD"][-1] - shares[-1] for name, shares in found.items() if name != "radius"}
     return {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from samkit.diagonal import critical_scale, flow, regime
-from samkit.experiments import amplification
+from samkit.experiments import amplification, many_examples
 
 MU3 = [1.0, 2.0, 3.0]
 
@@ -17,6 +17,15 @@ def test_steps_written_out_are_those_of_the_real_optimizer(rho):
     for step, (z, w) in enumerate(itertools.islice(amplification.steps(MU3, [0.5], rho), 101)):
         assert np.logaddexp(0, -z[0]) == pytest.approx(real["loss"][step], rel=1e-12)
         np.testing.assert_allclose(w[0] ** 2, real["beta"][step], rtol=1e-12)
+
+
+def test_steps_of_one_example_are_those_of_any_gradient():
+    theta = np.array([[[0.5] * 3] * 2, [[0.2] * 3] * 2])
+    general = many_examples.sam_steps(theta, many_examples.diagonal_gradient([MU3]), [0.3, 0.1])
+    special = amplification.steps(MU3, [0.5, 0.2], [0.3, 0.1])
+    for (loss, theta), (z, w) in itertools.islice(zip(general, special, strict=True), 101):
+        np.testing.assert_allclose(theta[:, 0], w, rtol=1e-10)
+        np.testing.assert_allclose(loss, np.logaddexp(0, -z), rtol=1e-10)
 
 
 def test_a_feature_of_strength_zero_is_absent():
@@ -68,6 +77,11 @@ def test_first_below_counts_updates_and_leaves_what_is_never_reached_open():
     assert np.isinf(count[1]).all()
     assert np.isnan(beta[1]).all()
     assert np.logaddexp(0, -beta[0, 1] @ MU3) == pytest.approx(0.1, rel=0.01)
+
+
+def test_losses_out_of_order_are_refused():
+    with pytest.raises(ValueError, match="losses must fall"):
+        amplification.first_below([0.1, 0.6], MU3, [0.098], 0.2)
 
 
 def test_real_steps_meet_the_thresholds():
