@@ -81,7 +81,7 @@ export const figure = {
       frame.clip(curves.join(""), "linf-inside") +
       alpha.map((a, j) => dot(X(0), Y(a), 6, { fill: `var(--hue${j + 1})` })).join("") +
       key.join("") +
-      label(width - 16, 14, "weight w of each layer", { "text-anchor": "end" });
+      label(width - 16, 14, width < 480 ? "w" : "weight w of each layer", { "text-anchor": "end" });
     const fate = (m, j) => {
       const [dies, bursts] = [death(m, alpha[j], depth), blowUp(m, alpha[j], depth)];
       const name = `w${"₁₂₃"[j]}`;
