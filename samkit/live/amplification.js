@@ -75,7 +75,7 @@ const frameOf = (width) =>
     x: [0, END],
     y: [1e-4, 1e6],
     logy: true,
-    box: [52, 30, width - 14, 230],
+    box: [52, 46, width - 14, 230],
     xlabel: "rescaled time s",
     ylabel: "",
     yticks: [1e-4, 1e-2, 1, 100, 1e4, 1e6],
@@ -138,9 +138,9 @@ export const figure = {
     const svg =
       frame.svg +
       frame.clip(curves.join(""), "amplification-inside") +
-      line(X(state.s), 30, X(state.s), 230, { stroke: "currentColor", "stroke-dasharray": "3 3" }) +
+      line(X(state.s), 46, X(state.s), 230, { stroke: "currentColor", "stroke-dasharray": "3 3" }) +
       mu
-        .map((m, j) => label(60 + 74 * j, 16, `β${"₁₂₃"[j]}/ρ²`, { style: `fill:var(--hue${j + 1})` }))
+        .map((m, j) => label(60 + 74 * j, 36, `β${"₁₂₃"[j]}/ρ²`, { style: `fill:var(--hue${j + 1})` }))
         .join("") +
       label(width - 16, 16, regime, { "text-anchor": "end", "font-weight": 700 }) +
       law.svg +
