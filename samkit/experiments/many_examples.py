@@ -259,6 +259,11 @@ def margins_along(rows: ArrayLike, init_scale: float, rho: float, norms: Sequenc
     list of float
         For each norm, 1 for the max margin itself; 0 if the flow does not get to that norm.
 
+    Raises
+    ------
+    ValueError
+        If the norms do not increase.
+
     Examples
     --------
     Two examples that need both features equally.
@@ -268,6 +273,8 @@ def margins_along(rows: ArrayLike, init_scale: float, rho: float, norms: Sequenc
     [1.0]
     """
     rows = np.asarray(rows, dtype=np.float64)
+    if (np.diff(norms) <= 0).any():
+        raise ValueError(f"norms must increase from one to the next; got {norms!r}")
 
     def pull(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """G at w, and its derivative by w^2."""

@@ -95,6 +95,29 @@ class TestStepsWrittenOut:
         assert np.isnan(found[1, 0])
 
 
+class TestModes:
+    def test_with_one_output_only_one_mode_moves(self):
+        theta = 0.3 * np.random.default_rng(2).standard_normal((1, 5, 4))
+        end = after(many_examples.sam_steps(theta, many_examples.scalar_gradient([MU]), 0.2), 200)
+        unit = MU / np.linalg.norm(MU)
+        (W, a), (W_end, a_end) = ((x[0, :, :-1], x[0, :, -1]) for x in (theta, end))
+        across = np.eye(3) - np.outer(unit, unit)
+        np.testing.assert_allclose(W_end @ across, W @ across, atol=1e-14)
+        for sign in (1, -1):  # p and q are each multiplied by one number
+            growth = (a_end + sign * W_end @ unit) / (a + sign * W @ unit)
+            np.testing.assert_allclose(growth, growth[0], rtol=1e-8)
+            assert abs(growth[0] - 1) > 0.1
+
+    def test_with_an_output_for_each_feature_and_one_loss_it_is_a_diagonal_network(self):
+        theta = 0.2 * np.random.default_rng(3).standard_normal((1, 2, 3, 4))
+        p, q = (np.linalg.norm(theta[:, 0] + sign * theta[:, 1], axis=-1) / 2 for sign in (1, -1))
+        diagonal = np.stack([p + q, p - q], axis=1)
+        ours = many_examples.sam_steps(theta, many_examples.outputs_gradient(MU, one_loss=True), 0.2)
+        theirs = many_examples.sam_steps(diagonal, many_examples.diagonal_gradient([MU]), 0.2)
+        beta = after(ours, 200).prod(axis=1).sum(axis=-1)
+        np.testing.assert_allclose(beta, after(theirs, 200).prod(axis=1), rtol=1e-9)
+
+
 class TestLimit:
     def test_follows_the_flow_on_one_example(self):
         path = flow(MU, 0.06, 0.1, s=np.linspace(0, 6, 4001)).beta
@@ -106,6 +129,10 @@ class TestLimit:
     def test_is_zero_where_the_flow_collapses(self):
         c = critical_scale(MU)
         assert many_examples.margins_along([MU], 0.95 * c * 0.1, 0.1, [1.0]) == [0.0]
+
+    def test_refuses_norms_out_of_order(self):
+        with pytest.raises(ValueError, match="norms must increase"):
+            many_examples.margins_along([MU], 0.06, 0.1, [1e2, 1e1])
 
     @pytest.mark.parametrize("rho", [0.0, 0.1])
     def test_margins_rise_towards_the_largest_and_never_exceed_it(self, rho):
