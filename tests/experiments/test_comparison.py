@@ -170,6 +170,14 @@ def test_the_images_are_tested_clean_and_corrupted(monkeypatch):
             assert row[f"{name} {kind}"][-1] <= row[name] + 2
 
 
+@pytest.mark.parametrize("where", ["noisy", "clean", "images"])
+def test_the_best_radii_lie_inside_their_grids(where):
+    tuned = results.load(f"comparison_tuning_{where}")
+    for name, rho in choose(tuned).items():
+        grid = tuned.config["radii"][name]
+        assert grid[0] < rho < grid[-1], name
+
+
 def test_the_stored_sweep_holds_the_stored_choice():
     tested = results.load("comparison_noisy")
     chosen = choose(results.load(tested.config["tuned"]))
@@ -182,10 +190,3 @@ def test_sgd_is_that_of_chapter_3_on_the_same_seeds():
     tested, earlier = results.load("comparison_noisy"), results.load("sam_noisy")
     assert tested.seeds == earlier.seeds[: len(tested.seeds)]
     np.testing.assert_array_equal(tested.column("SGD"), earlier.column("SGD")[: len(tested.seeds)])
-
-
-def test_the_best_radii_on_wrong_labels_lie_inside_their_grids():
-    tuned = results.load("comparison_tuning_noisy")
-    for name, rho in choose(tuned).items():
-        grid = tuned.config["radii"][name]
-        assert grid[0] < rho < grid[-1], name
