@@ -48,7 +48,7 @@ SPECTRA: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "both signs": lambda rng: np.sort(rng.uniform(-1, 1, 50))[::-1],
     "mostly negative": lambda rng: np.sort(rng.uniform(-4, 1, 50))[::-1],
 }
-"""Eigenvalues (50,) of the random quadratics, largest first: 1, 1/2, ..., 1/50, or drawn evenly from -1 to 1
+"""Eigenvalues (50,) of the random quadratics, largest first, namely 1, 1/2, ..., 1/50, or drawn evenly from -1 to 1
 or from -4 to 1."""
 
 
@@ -163,7 +163,14 @@ def on_quadratics(
         For ``"g0"`` and each ``"g1"``, ``"g2 short"``, ..., the angle to the highest point in degrees, and
         under the same name with ``share`` the rise at distance rho as a share of the highest; one entry a
         ratio. One step is the same in every way.
+
+    Raises
+    ------
+    ValueError
+        If the spectrum is unknown.
     """
+    if spectrum not in SPECTRA:
+        raise ValueError(f"spectrum must be one of {', '.join(map(repr, SPECTRA))}, got {spectrum!r}")
     rng = np.random.default_rng(seed)
     eigenvalues = SPECTRA[spectrum](rng)
     g = rng.standard_normal(50)

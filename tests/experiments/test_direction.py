@@ -69,6 +69,11 @@ def test_an_unknown_way_is_refused():
         direction.climb(gradient, 4, 1.0, 1, "long")
 
 
+def test_an_unknown_spectrum_is_refused():
+    with pytest.raises(ValueError, match=r"'convex', 'both signs', 'mostly negative'.*'flat'"):
+        direction.on_quadratics(0, spectrum="flat", ratios=[1.0], ascent_steps=[1])
+
+
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 20.0])
 def test_on_convex_quadratics_the_ascent_point_s_gradient_never_ends_lower(ratio):
     for seed in range(20):
