@@ -46,8 +46,8 @@ METHODS = ("SGD", "SAM", "XSAM", "exact worst case")
 """Who walks on the landscape; the last takes the gradient at the exact worst point of the circle."""
 
 PLACES = ("sharp", "flat", "hovering", "outside")
-"""Where a walk can end. Hovering is in neither minimum; a walk stops outside when a point it needs has left the
-domain."""
+"""Where a walk can end. Hovering is in neither minimum; outside, a point that the walk needs has left
+the domain."""
 
 
 def _run(config: Config, seed: int, **options) -> training.Result:
