@@ -77,7 +77,7 @@ class _Gathering(SAM):
         for p in self._parameters():
             own = [gradients[p] for gradients in ways if p in gradients]
             if own:
-                p.grad = torch.stack(own).sum(dim=0) / len(ways)
+                p.grad = torch.stack(own).div_(len(ways)).sum(dim=0)  # in this order float16 cannot overflow
 
 
 class AveragedSAM(_Gathering):
@@ -222,6 +222,7 @@ class LookbehindSAM(_Gathering):
     def _make_workspace(self) -> None:
         super()._make_workspace()
         self._mean_met: list[Gradients] = []
+        self._left_in_grad: list[tuple[int, int]] = []
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
@@ -235,9 +236,42 @@ class LookbehindSAM(_Gathering):
                 mean[p] = mean[p].add_(grad / count) if p in mean else grad / count
 
     def _settle(self) -> None:
-        if self._mean:
-            self._met = self._mean_met
+        if self._mean_met:
+            self._met, self._mean_met = self._mean_met, []
         super()._settle()
+
+    def restore(self) -> None:
+        """Bring the weights home, bit for bit; ``.grad`` then holds the last gradient alone.
+
+        To clip, do so after each backward: here it would be too late for the others.
+
+        Raises
+        ------
+        RuntimeError
+            If the weights are at home already.
+        """
+        super().restore()
+        self._left_in_grad = self._versions()
+
+    def descend(self) -> None:
+        """:meth:`restore` if the weights are not home, the k base steps, and part of the way back.
+
+        Raises
+        ------
+        RuntimeError
+            If there was no ``ascend()`` before, or the gradients were changed after ``restore()``.
+        FloatingPointError
+            If ``nonfinite="raise"`` and a gradient was not finite.
+        """
+        if self._restored and self._versions() != self._left_in_grad:
+            raise RuntimeError(
+                "the gradients were changed after restore(), but Lookbehind-SAM descends with those of the "
+                "whole climb: clip after each backward instead; for a GradScaler, use AveragedSAM"
+            )
+        super().descend()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(id(p.grad), -1 if p.grad is None else p.grad._version) for p in self._parameters()]
 
     @torch.no_grad()
     def _base_step(self) -> None:
@@ -249,10 +283,15 @@ class LookbehindSAM(_Gathering):
         if self.recorder is not None:
             self._average()
             self.recorder.close(params, math.nan)
-        for gradients in (*self._met, last):
-            self._put(gradients)
-            super()._base_step()
-        self._met = []
+        try:
+            for gradients in (*self._met, last):
+                self._put(gradients)
+                super()._base_step()
+        except BaseException:
+            torch._foreach_copy_(params, slow)
+            raise
+        finally:
+            self._met = []
         for p, start in zip(params, slow, strict=True):
             p.lerp_(start, 1 - self.slow_step)
 

@@ -363,3 +363,83 @@ def test_weights_without_a_gradient_stay_bit_for_bit(kind, dtype):
     assert torch.equal(idle.detach(), before)
     assert torch.equal(idle.detach().signbit(), before.signbit())
     assert flat(model).isfinite().all()
+
+
+def test_the_mean_of_large_half_precision_gradients_does_not_overflow():
+    theta = nn.Parameter(torch.ones(1, dtype=torch.float16))
+    optimizer = AveragedSAM([theta], SGD, rho=0.0625, ascent_steps=3, lr=2.0**-15)
+
+    def closure():
+        theta.grad = torch.full_like(theta, 32768.0)  # three of them are beyond the largest float16, 65504
+        return torch.tensor(1.0)
+
+    optimizer.step(closure)
+    assert theta.item() == 0.0
+
+
+@BOTH
+def test_the_mean_over_closures_holds_where_no_closure_uses_the_last_gradient(kind):
+    theta = nn.Parameter(torch.ones(1, dtype=F64))
+    optimizer = kind([theta], SGD, rho=0.2, ascent_steps=2, lr=0.1)
+
+    def closure_of(slope):
+        calls = []
+
+        def closure():
+            optimizer.zero_grad()
+            calls.append(1)
+            if len(calls) < 3:
+                (slope * theta).sum().backward()
+            return torch.tensor(1.0)
+
+        return closure
+
+    optimizer.step([closure_of(2.0), closure_of(6.0)])
+    assert theta.item() == pytest.approx(1 - 0.1 * (4 + 0) / 2)
+
+
+def test_lookbehind_refuses_gradients_that_were_changed_after_restore():
+    model = make_model()
+    optimizer = LookbehindSAM(model.parameters(), SGD, rho=0.2, ascent_steps=2, lr=0.1)
+    before, closure = flat(model), make_closure(model, optimizer)
+    closure()
+    for _ in range(2):
+        optimizer.ascend()
+        closure()
+    optimizer.restore()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match="clip after each backward"):
+        optimizer.descend()
+    assert torch.equal(flat(model), before)
+
+
+def test_clipping_after_restore_clips_the_average():
+    theta = nn.Parameter(torch.ones(1, dtype=F64))
+    optimizer = AveragedSAM([theta], SGD, rho=1.0, ascent_steps=2, lr=0.1)
+    closure = quadratic(optimizer, theta, torch.eye(1, dtype=F64))
+    closure()
+    for _ in range(2):
+        optimizer.ascend()
+        closure()
+    optimizer.restore()
+    nn.utils.clip_grad_norm_([theta], 0.5)
+    optimizer.descend()
+    assert theta.item() == pytest.approx(1 - 0.1 * 0.5, rel=1e-5)
+
+
+def test_when_the_base_optimizer_breaks_off_lookbehind_s_weights_are_home():
+    class Breaks(SGD):
+        steps = 0
+
+        def step(self, closure=None):
+            self.steps += 1
+            if self.steps == 2:
+                raise MemoryError
+            return super().step(closure)
+
+    model = make_model()
+    before = flat(model)
+    optimizer = LookbehindSAM(model.parameters(), Breaks, rho=0.2, ascent_steps=3, lr=0.1)
+    with pytest.raises(MemoryError):
+        optimizer.step(make_closure(model, optimizer))
+    assert torch.equal(flat(model), before)
