@@ -98,7 +98,8 @@ class Recorder:
         vectors = {name: total / count for name, (total, count) in self._now.items()}
         gk = vectors.get("gk", vectors["g0"])  # without a climb there is one gradient only
         matrix = torch.stack([vectors["g0"], vectors.get("g1", gk), gk, vectors["step"]])
-        self._rows.append(matrix @ matrix.T)
+        # A matrix product would be rounded to half precision under autocast, and to TF32 on request.
+        self._rows.append(torch.stack([(matrix * row).sum(dim=1) for row in matrix]))
         self._alphas.append(alpha)
         self.forget()
 

@@ -428,6 +428,7 @@ class SAM(Optimizer):
             self._come_home()
             self._mean.clear()
             self._before_step.forget()
+            self._start_afresh()  # the next step may be one by hand
             raise
         if not finite:
             self._mean.clear()

@@ -206,6 +206,53 @@ def test_recording_reads_nothing_on_the_host(kind):
     assert reads[0] == reads[1]
 
 
+def test_autocast_around_the_step_does_not_round_what_is_recorded():
+    seen = []
+    for enabled in (False, True):
+        theta = nn.Parameter(torch.linspace(-1, 1, 1000))
+        optimizer = SAM([theta], SGD, rho=0.3, lr=0.1, recorder=Recorder())
+
+        def closure(theta=theta, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = (theta**4).sum()
+            loss.backward()
+            return loss
+
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            optimizer.step(closure)
+        seen.append(optimizer.recorder.read())
+    for key, column in seen[0].items():
+        np.testing.assert_array_equal(column, seen[1][key])
+
+
+@ALL
+def test_a_step_that_broke_off_leaves_nothing_for_one_by_hand(kind):
+    model, clean = make_model(), make_model()
+    optimizer = kind(model.parameters(), SGD, rho=0.3, lr=0.2, recorder=Recorder())
+    poisoned, calls = make_closure(model, optimizer, seed=2, poison=True), []
+
+    def breaks():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("the data ran out")
+        return poisoned()
+
+    with pytest.raises(KeyError):
+        optimizer.step(breaks)
+    other = kind(clean.parameters(), SGD, rho=0.3, lr=0.2, recorder=Recorder())
+    for net, one in ((model, optimizer), (clean, other)):
+        closure = make_closure(net, one)
+        closure()
+        for _ in range(one.ascent_steps):
+            one.ascend()
+            closure()
+        one.descend(*([closure] if isinstance(one, XSAM) else []))
+    assert optimizer.skipped_steps == 0
+    assert np.array_equal(flat(model.parameters()), flat(clean.parameters()))
+    for key, column in optimizer.recorder.read().items():
+        np.testing.assert_array_equal(column, other.recorder.read()[key])
+
+
 def test_a_zero_gradient_has_no_direction():
     theta = nn.Parameter(torch.zeros(2, dtype=F64))
     optimizer = SAM([theta], SGD, rho=0.3, lr=0.1, recorder=Recorder())
