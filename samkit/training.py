@@ -193,9 +193,9 @@ class Result:
     seconds : float
         Wall-clock time of the run, evaluation included.
     gradient_evaluations : int
-        Gradients of a whole batch computed: one a step for SGD, ``1 + ascent_steps`` for the others, and for
-        XSAM 7 more a search: 21 forward passes, where a gradient counts as three (forward, and twice as much
-        backward).
+        Gradients of a whole batch computed: one a step for SGD and wherever ``rho`` is 0,
+        ``1 + ascent_steps`` for the others, and for XSAM 7 more a search: 21 forward passes, where a
+        gradient counts as three (forward, and twice as much backward).
     """
 
     config: Config
@@ -462,7 +462,9 @@ def _train(
 
 
 def _gradients(optimizer: torch.optim.Optimizer, steps: int) -> int:
-    gradients = steps * (1 + optimizer.ascent_steps if isinstance(optimizer, SAM) else 1)
+    if not isinstance(optimizer, SAM) or optimizer.param_groups[0]["rho"] == 0:
+        return steps
+    gradients = steps * (1 + optimizer.ascent_steps)
     if isinstance(optimizer, XSAM) and optimizer.search_every is not None:
         searches = math.ceil(optimizer.steps / optimizer.search_every)
         gradients += searches * optimizer.alpha_samples // 3  # a gradient costs three forward passes

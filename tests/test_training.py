@@ -270,6 +270,11 @@ def test_settings_of_the_other_methods_are_checked(options, message):
         ({"optimizer": "sam", "ascent_steps": 2}, 3),
         ({"optimizer": "averaged-sam", "ascent_steps": 2}, 3),
         ({"optimizer": "lookbehind-sam", "ascent_steps": 2}, 3),
+        ({"optimizer": "sam", "ascent_steps": 2, "rho": 0.0}, 1),
+        ({"optimizer": "averaged-sam", "ascent_steps": 2, "rho": 0.0}, 1),
+        ({"optimizer": "lookbehind-sam", "ascent_steps": 2, "rho": 0.0}, 1),
+        ({"optimizer": "xsam", "ascent_steps": 2, "rho": 0.0}, 1),
+        ({"optimizer": "xsam", "ascent_steps": 2, "rho": 0.3, "alpha": 1.2}, 3),
     ],
 )
 def test_gradient_evaluations_are_the_passes_in_training_mode(options, per_step):
