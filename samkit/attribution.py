@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from samkit._arguments import fraction, integer
+
 __all__ = ["grad_cam", "regions", "share"]
 
 
@@ -35,8 +37,11 @@ def grad_cam(model: nn.Module, layer: nn.Module, images: Tensor, labels: Tensor)
 
     Raises
     ------
+    TypeError
+        If the images are not floating-point or the labels not int64 tensors.
     ValueError
-        If there is not one label for each image, or the layer's output has no height and width.
+        If there is not one label for each image, the model does not run the layer exactly once on the way to
+        its scores, or the layer's output has no height and width.
 
     Examples
     --------
@@ -54,19 +59,32 @@ def grad_cam(model: nn.Module, layer: nn.Module, images: Tensor, labels: Tensor)
     -----
     Selvaraju et al. 2017, arXiv 1610.02391, equations 1 and 2. Used in chapter 8.
     """
+    _check_floating(images)
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64:
+        raise TypeError(f"labels must be an int64 tensor, such as torch.tensor([0, 1]); got {labels!r}")
     if labels.shape != images.shape[:1]:
         raise ValueError(f"one label for each of {len(images)} images, got shape {tuple(labels.shape)}")
     kept: list[Tensor] = []
-    handle = layer.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+
+    def keep(_module: nn.Module, _inputs: tuple, output: Tensor) -> Tensor:
+        kept.append(output)
+        return output.clone()  # what follows may write into it, as nn.ReLU(inplace=True) does
+
+    handle = layer.register_forward_hook(keep)
     try:
         with torch.enable_grad():
             scores = model(images.detach().requires_grad_())
+            total = scores.gather(1, labels[:, None]).sum()
     finally:
         handle.remove()
+    if len(kept) != 1:
+        raise ValueError(f"the model must run the layer once, but ran it {len(kept)} times: {layer}")
     (activations,) = kept
     if activations.ndim != 4:
         raise ValueError(f"Grad-CAM needs a layer with height and width, got {tuple(activations.shape)}")
-    (slopes,) = torch.autograd.grad(scores.gather(1, labels[:, None]).sum(), activations)
+    (slopes,) = torch.autograd.grad(total, activations, allow_unused=True)
+    if slopes is None:
+        raise ValueError(f"the scores do not depend on the layer: {layer}")
     importance = slopes.mean(dim=(2, 3), keepdim=True)
     return (importance * activations).sum(dim=1).relu().detach()
 
@@ -87,7 +105,7 @@ def regions(
     threshold, faint : float
         Contrasts between 0 and 1.
     reach : int
-        Pixels.
+        Pixels, at least 0.
 
     Returns
     -------
@@ -96,8 +114,10 @@ def regions(
 
     Raises
     ------
+    TypeError
+        If the images are not floating-point tensors, or ``reach`` is not an integer.
     ValueError
-        If ``images`` is not a batch of images.
+        If ``images`` is not a batch of finite images, or a number is out of range.
 
     Examples
     --------
@@ -112,8 +132,13 @@ def regions(
     -----
     Chosen here; derived and discussed in chapter 8. A digit's median colour is the empty paper.
     """
+    _check_floating(images)
     if images.ndim != 4:
         raise ValueError(f"images must have shape (n, colours, H, W), got {tuple(images.shape)}")
+    if not images.isfinite().all():
+        raise ValueError("images must be finite, got NaN or infinity: the median colour would mean nothing")
+    threshold, faint = fraction("threshold", threshold), fraction("faint", faint)
+    reach = integer("reach", reach, 0)
     middle = images.flatten(2).median(dim=2).values[:, :, None, None]
     contrast = (images - middle).norm(dim=1)
     contrast = contrast / contrast.amax(dim=(1, 2), keepdim=True).clamp(min=1e-12)
@@ -142,8 +167,10 @@ def share(maps: Tensor, mask: Tensor) -> Tensor:
 
     Raises
     ------
+    TypeError
+        If the maps are not floating-point or the masks not bool tensors.
     ValueError
-        If the numbers of maps and masks differ.
+        If they do not have three dimensions, or the numbers of maps and masks differ.
 
     Examples
     --------
@@ -152,8 +179,21 @@ def share(maps: Tensor, mask: Tensor) -> Tensor:
     >>> share(torch.ones(1, 2, 2), torch.tensor([[[True, False], [False, False]]])).tolist()
     [0.25]
     """
+    _check_floating(maps, "maps")
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise TypeError(f"mask must be a bool tensor, such as one of regions(images); got {mask!r}")
+    if maps.ndim != 3 or mask.ndim != 3:
+        raise ValueError(
+            f"maps must have shape (n, h, w) and mask (n, H, W), got {tuple(maps.shape)} and "
+            f"{tuple(mask.shape)}"
+        )
     if len(maps) != len(mask):
         raise ValueError(f"one mask for each of {len(maps)} maps, got {len(mask)}")
     size = tuple(mask.shape[1:])
     full = nn.functional.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0]
     return (full * mask).sum(dim=(1, 2)) / full.sum(dim=(1, 2))
+
+
+def _check_floating(tensor: Tensor, name: str = "images") -> None:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor (tensor.float()), got {tensor!r}")

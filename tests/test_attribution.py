@@ -58,6 +58,69 @@ def test_the_map_leaves_the_network_as_it_was(a_network, a_batch):
     assert not a_network[4]._forward_hooks
 
 
+def test_a_later_layer_that_writes_in_place_does_not_change_the_map(a_batch):
+    maps = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(inplace), torch.nn.Flatten(), torch.nn.Linear(400, 3)
+        ).double()
+        maps.append(grad_cam(network, network[0], *a_batch))
+    assert torch.equal(*maps)
+
+
+def test_the_map_needs_no_gradients_switched_on(a_network, a_batch):
+    expected = grad_cam(a_network, a_network[4], *a_batch)
+    a_network.requires_grad_(False)
+    with torch.no_grad():
+        assert torch.equal(grad_cam(a_network, a_network[4], *a_batch), expected)
+
+
+def test_a_layer_that_the_scores_do_not_pass_through_once_is_refused(a_network, a_batch):
+    with pytest.raises(ValueError, match="ran it 0 times"):
+        grad_cam(a_network, torch.nn.Conv2d(1, 1, 1), *a_batch)
+    twice = torch.nn.Conv2d(1, 1, 3, padding=1)
+    network = torch.nn.Sequential(twice, twice, torch.nn.Flatten(), torch.nn.Linear(144, 3)).double()
+    with pytest.raises(ValueError, match="ran it 2 times"):
+        grad_cam(network, twice, *a_batch)
+
+    class Ignores(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen, self.head = torch.nn.Conv2d(1, 1, 1), torch.nn.Linear(144, 3)
+
+        def forward(self, x):
+            self.seen(x)
+            return self.head(x.flatten(1))
+
+    network = Ignores().double()
+    with pytest.raises(ValueError, match="do not depend on the layer"):
+        grad_cam(network, network.seen, *a_batch)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda net, x, y: grad_cam(net, net[4], x.long(), y), TypeError, "images must be a floating-point"),
+        (lambda net, x, y: grad_cam(net, net[4], x, y.double()), TypeError, "labels must be an int64"),
+        (lambda net, x, y: grad_cam(net, net[4], x, y.tolist()), TypeError, "labels must be an int64"),
+        (lambda net, x, y: regions(x.long()), TypeError, "images must be a floating-point"),
+        (lambda net, x, y: regions(x.numpy()), TypeError, "images must be a floating-point"),
+        (lambda net, x, y: regions(x * torch.nan), ValueError, "images must be finite"),
+        (lambda net, x, y: regions(x, reach=-1), ValueError, "reach must be >= 0"),
+        (lambda net, x, y: regions(x, reach=1.5), TypeError, "reach must be an integer"),
+        (lambda net, x, y: regions(x, threshold=torch.nan), ValueError, "threshold"),
+        (lambda net, x, y: regions(x, faint=2.0), ValueError, "faint"),
+        (lambda net, x, y: share(x[:, 0].long(), x[:, 0] > 0), TypeError, "maps must be a floating-point"),
+        (lambda net, x, y: share(x[:, 0], 255 * (x[:, 0] > 0)), TypeError, "mask must be a bool"),
+        (lambda net, x, y: share(x, x > 0), ValueError, "maps must have shape"),
+    ],
+)
+def test_input_that_has_no_answer_is_refused_by_name(a_network, a_batch, call, error, message):
+    with pytest.raises(error, match=message):
+        call(a_network, *a_batch)
+
+
 def test_maps_that_cannot_be_made_are_refused(a_network, a_batch):
     x, y = a_batch
     with pytest.raises(ValueError, match="one label for each of 5"):
