@@ -70,7 +70,15 @@ def source(name: str) -> str:
     """
     if name not in FIGURES:
         raise ValueError(f"name must be one of {', '.join(map(repr, FIGURES))}; got {name!r}")
-    return "\n".join((_FOLDER / f"{part}.js").read_text(encoding="utf-8") for part in FIGURES[name])
+    parts = [
+        f"const STYLE = {json.dumps(_read('style.css'))};",
+        *(_read(f"{part}.js") for part in FIGURES[name]),
+    ]
+    return "\n".join(parts)
+
+
+def _read(file: str) -> str:
+    return (_FOLDER / file).read_text(encoding="utf-8")
 
 
 class LiveFigure(anywidget.AnyWidget):
@@ -106,13 +114,13 @@ class LiveFigure(anywidget.AnyWidget):
 
     def __init__(self, name: str, **state: Any):
         self._esm = source(name)
-        defaults = json.loads((_FOLDER / "states.json").read_text(encoding="utf-8"))[name]
+        defaults = json.loads(_read("states.json"))[name]
         unknown = state.keys() - defaults.keys()
         if unknown:
             raise ValueError(
                 f"{name!r} has no {', '.join(sorted(map(repr, unknown)))}; it has {', '.join(defaults)}"
             )
-        self._picture = (_FOLDER / f"{name}.html").read_text(encoding="utf-8")
+        self._picture = f"<style>{_read('style.css')}</style>{_read(f'{name}.html')}"
         super().__init__(state=defaults | state)
 
     def _repr_html_(self) -> str:

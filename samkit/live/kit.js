@@ -1,5 +1,6 @@
 // Shared by the live figures. A figure is data and pure functions; this file draws it and listens.
-// Python puts it in front of each figure's own file, so that what runs is one module without imports.
+// Python puts it in front of each figure's own file, and the style sheet as STYLE in front of both, so that what
+// runs is one module without imports.
 
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const range = (n) => Array.from({ length: n }, (_, i) => i);
@@ -102,34 +103,6 @@ const axes = ({ x, y, box, xlabel, ylabel, logy = false, xticks, yticks }) => {
       `<clipPath id="${id}"><rect x="${left}" y="${top}" width="${right - left}" height="${bottom - top}"/></clipPath><g clip-path="url(#${id})">${inner}</g>`,
   };
 };
-
-// --- The look: text and axes take the page's own colour, methods have the book's colours ---
-
-const STYLE = `
-.samkit-live { --sam:#0072b2; --gd:currentColor; --xsam:#d55e00; --linf:#b87800; --other:#777777; --hue1:#0072b2; --hue2:#d55e00; --hue3:#007a5a; --hue4:#a8517f; --hue5:#7a5c00;
-  font: 14px/1.45 system-ui, sans-serif; color: inherit; margin: 1em 0; max-width: 46em; }
-html[data-theme=dark] .samkit-live, body[data-jp-theme-light=false] .samkit-live, html[theme=dark] .samkit-live
-  { --sam:#56b4e9; --xsam:#ff9248; --linf:#f0b040; --other:#a8a8a8; --hue1:#56b4e9; --hue2:#ff9248; --hue3:#3fc79a; --hue4:#e59cc3; --hue5:#e0c050; }
-.samkit-live .picture { position: relative; touch-action: pan-y; }
-.samkit-live svg { display: block; width: 100%; height: auto; overflow: visible; }
-.samkit-live svg text { font-size: 13px; fill: currentColor; }
-.samkit-live svg text.tick { font-size: 12px; fill-opacity: .85; }
-.samkit-live .axis { stroke: currentColor; stroke-opacity: .6; }
-.samkit-live .grid { stroke: currentColor; stroke-opacity: .13; }
-.samkit-live .handle { position: absolute; width: 28px; height: 28px; margin: -14px 0 0 -14px; padding: 0; border: 2px solid currentColor; border-radius: 50%;
-  background: transparent; color: inherit; cursor: grab; touch-action: none; }
-.samkit-live .handle:active { cursor: grabbing; }
-.samkit-live :focus-visible { outline: 3px solid var(--sam); outline-offset: 2px; }
-.samkit-live .controls { display: flex; flex-wrap: wrap; gap: .5em 1.6em; align-items: end; margin: .6em 0; }
-.samkit-live .controls label { display: flex; flex-direction: column; flex: 1 1 11em; }
-.samkit-live .controls b { font-variant-numeric: tabular-nums; font-weight: 600; }
-.samkit-live input[type=range] { width: 100%; min-height: 28px; accent-color: var(--sam); }
-.samkit-live select, .samkit-live .player button { font: inherit; color: inherit; background: transparent; border: 1px solid currentColor; border-radius: 4px; padding: .3em .7em; min-height: 34px; }
-.samkit-live select option { color: #000; background: #fff; }
-.samkit-live .player { display: flex; gap: .5em; }
-.samkit-live .says { margin: .2em 0 0; min-height: 2.9em; }
-@media print { .samkit-live .controls, .samkit-live .handle { display: none; } }
-`;
 
 const make = (name, attributes = {}, ...children) => {
   const element = document.createElement(name);
@@ -313,5 +286,5 @@ const wrap = (view, width) =>
 // What stands where no script runs, and on paper.
 export const picture = (figure) => {
   const view = figure.view(figure.state, 700);
-  return `<div class="samkit-live"><style>${STYLE}</style>${wrap(view, 700)}<p class="says">${escape(view.says)}</p></div>`;
+  return `<div class="samkit-live">${wrap(view, 700)}<p class="says">${escape(view.says)}</p></div>`;
 };
