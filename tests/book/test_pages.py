@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -230,13 +230,18 @@ LIVE = [name for name in CHAPTERS if "LiveFigure(" in (ROOT / f"{name}.ipynb").r
 
 
 @pytest.mark.parametrize("name", LIVE)
-def test_a_live_figure_answers_to_every_control_from_a_file(browser: Browser, name: str) -> None:
+def test_a_live_figure_answers_to_every_control_from_a_file(
+    browser: Browser, name: str, evaluate: Callable
+) -> None:
     page = browser.new_page(viewport=DESKTOP, has_touch=True, reduced_motion="reduce")
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
     page.goto(f"{HTML.as_uri()}/{name}.html")
-    for figure in page.locator(".samkit-live").all():
+    shown = re.findall(r'LiveFigure\(\\?"(\w+)', (ROOT / f"{name}.ipynb").read_text(encoding="utf-8"))
+    figures = page.locator(".samkit-live").all()
+    assert len(figures) == len(shown)
+    for figure, module in zip(figures, shown, strict=True):
         drawing = figure.locator("svg[role=img]")
         controls = figure.locator("input, select")
         assert 1 <= controls.count() <= 3
@@ -244,12 +249,21 @@ def test_a_live_figure_answers_to_every_control_from_a_file(browser: Browser, na
         def drawn(drawing: Locator = drawing) -> tuple[str, str | None]:
             return drawing.inner_html(), drawing.get_attribute("aria-label")
 
-        for control in controls.all():
+        specified = evaluate(module, "m.figure.controls")
+        for control, its in zip(controls.all(), specified, strict=True):
             before = drawn()
             assert control.evaluate("e => e.labels[0].innerText.trim()")
             control.focus()
             page.keyboard.press("ArrowRight" if control.get_attribute("type") == "range" else "ArrowDown")
             assert drawn() != before
+            value = its["choices"][control.evaluate("e => e.selectedIndex")][0] if "choices" in its else None
+            change = {its["key"]: float(control.input_value()) if value is None else value}
+            width = round(figure.locator(".picture").bounding_box()["width"])
+            right = evaluate(
+                module, "m.figure.view({ ...m.figure.state, ...data[0] }, data[1])", [change, width]
+            )
+            assert figure.locator(".says").inner_text() == right["says"]
+            assert drawing.get_attribute("aria-label") == right["alt"]
             page.keyboard.press("ArrowLeft" if control.get_attribute("type") == "range" else "ArrowUp")
             assert drawn() == before
         for handle in figure.locator(".handle").all():

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -59,28 +57,6 @@ class TestPython:
 
 
 # From here on Node runs the modules, as a browser would.
-
-
-@pytest.fixture(scope="module")
-def evaluate(tmp_path_factory):
-    """Evaluate a JavaScript expression of a figure's module m, with some data."""
-    folder = tmp_path_factory.mktemp("modules")
-
-    def call(name, expression, data=None):
-        module = folder / f"{name}.mjs"
-        if not module.exists():
-            module.write_text(live.source(name), encoding="utf-8")
-        program = (
-            f"import * as m from '{module.as_uri()}'; const data = {json.dumps(data)};"
-            f"console.log(JSON.stringify({expression}, (_, v) => v === Infinity ? 'inf' : v))"
-        )
-        answer = subprocess.run(
-            ["node", "--input-type=module", "-e", program], capture_output=True, text=True, check=False
-        )
-        assert answer.returncode == 0, answer.stderr
-        return json.loads(answer.stdout)
-
-    return call
 
 
 def numbers(value):
