@@ -24,6 +24,7 @@ _TOLERANCE = 1e-11
 # Where r is this large, Q no longer moves; where it is this small, s no longer does.
 _LARGE, _SMALL = 1e14, 1e-15
 _LONG = 300.0  # logarithm of the largest weight that is waited for, so that products stay in range
+_PATIENCE = 10_000  # steps; strengths within a factor of 1000 need some hundreds
 _HOVERING = 1e4  # in units of 1/min mu: only a start exactly on the critical scale is undecided so late
 
 
@@ -110,8 +111,13 @@ def amplify(
     -------
     Amplification
         See there.
+
+    Raises
+    ------
+    ValueError
+        If the strengths are so far apart that it would take too many steps.
     """
-    n = len(log_p)
+    n, steps = len(log_p), 0
     present = np.isfinite(log_p) if log_q is None else np.isfinite(log_p) | np.isfinite(log_q)
     alive = present.any(1)
     slowest = np.where(present, mu, np.inf).min(1)
@@ -133,6 +139,12 @@ def amplify(
     with np.errstate(all="ignore"):  # a step that is too long overflows, and is refused
         slope = 1 / part.r(x, y)
         while len(live):
+            steps += 1
+            if steps > _PATIENCE:
+                raise ValueError(
+                    f"mu = {mu.tolist()} spans a factor too large to follow: the steps that the major "
+                    "feature needs are too short for the minor one; choose strengths nearer to each other"
+                )
             s_now, Q_now = np.where(swapped, y, x), np.where(swapped, x, y)
             p, q = part.squares(s_now, Q_now)
             both, difference = (p, p) if q is None else (p + q, p - q)

@@ -43,6 +43,7 @@ class Flow:
         The l_2 norm n of the gradient of z with respect to all weights, ``(T,)`` or ``(n, T)``.
     outcome : str, or numpy.ndarray of str ``(n,)``
         ``"diverges"``, ``"collapses"`` or ``"stays finite"``: what happens as s grows, whatever ``s`` covers.
+        Under l_2-SAM on three layers, weights that still creep after very long count as finite.
     s_end : float, or numpy.ndarray ``(n,)``
         When all weights have collapsed or the first has blown up; the last time when there is neither.
     mu : numpy.ndarray
@@ -146,7 +147,7 @@ def flow(
     Raises
     ------
     ValueError
-        If ``mu`` is not positive or decreases, a shape does not fit, rho < 0, depth < 1, the times are not
+        If ``mu`` is not positive, decreases or spans too large a factor, a shape does not fit, rho < 0, depth < 1, the times are not
         increasing, or the combination has no solution here (unbalanced layers at depth >= 3 for gradient
         descent and l_inf-SAM, l_2-SAM at depth >= 4).
     TypeError
@@ -178,7 +179,7 @@ def flow(
     unbalanced layers are derived in chapters 6 and 7.
     """
     mu = starts.features(mu)
-    rho = _arguments.number("rho", rho)
+    rho = starts.radius(rho)
     depth = _arguments.integer("depth", depth, 1)
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
@@ -396,17 +397,19 @@ def _blowing_up(mu: np.ndarray, w: np.ndarray, radius: float, depth: int, s: np.
 
 def _three_layers(mu: np.ndarray, start: starts.Start, rho: float, s: np.ndarray | None) -> _Solution:
     """Depth 3, l_2-SAM: numerically, one start after the other."""
-    runs = [_ThreeLayers(mu, w, rho) for w in np.stack(start.layers, axis=1)]
+    layers = start.layers[:1] if start.balanced else start.layers
+    runs = [_ThreeLayers(mu, w, rho) for w in np.stack(layers, axis=1)]
     if s is None:
         s = _default_times(max(run.last for run in runs), mu)
-    w = np.stack([run(s) for run in runs])  # (n, T, 3, d)
-    layers = [w[:, :, 0]] if start.balanced else [w[:, :, 0], w[:, :, 1], w[:, :, 2]]
+    w = np.stack([run(s) for run in runs])  # (n, T, layers, d)
+    layers = list(np.moveaxis(w, 2, 0))
     return s, layers, np.array([run.fate for run in runs]), np.array([run.s_end for run in runs])
 
 
 class _ThreeLayers:
-    """One start of l_2-SAM on three layers.
+    """One start of l_2-SAM on three layers, ``(3, d)``, or ``(1, d)`` where all three are equal.
 
+    Equal layers stay equal, but not when rounded: SAM tears the difference apart, so they are solved as one.
     It walks in a time tau in which neither blow-up nor collapse ever arrives: there, weights that blow up
     grow exponentially, and a gradient that vanishes decays exponentially.
     """
@@ -415,6 +418,7 @@ class _ThreeLayers:
 
     def __init__(self, mu: np.ndarray, w0: np.ndarray, rho: float):
         self._mu, self._rho, self._shape = mu, rho, w0.shape
+        self._next = np.arange(1, len(w0) + 1) % len(w0)
         large = self._blown_up * max(rho, np.abs(w0).max())
         small = self._gone * np.linalg.norm(self._gradient(w0))
 
@@ -451,12 +455,14 @@ class _ThreeLayers:
             self.last = float(found.y[-1, (gap <= 0.01 * gap[0]).argmax()]) or s
 
     def _gradient(self, w: np.ndarray) -> np.ndarray:
-        return self._mu * w[[1, 2, 0]] * w[[2, 0, 1]]
+        others = w[self._next]
+        return self._mu * others * others[self._next]
 
     def _velocity(self, _: float, state: np.ndarray) -> np.ndarray:
         w = state[:-1].reshape(self._shape)
         gradient = self._gradient(w)
-        norm, size2 = np.linalg.norm(gradient), (w**2).sum()
+        copies = 3 / len(w)
+        norm, size2 = np.sqrt(copies) * np.linalg.norm(gradient), copies * (w**2).sum()
         speed = norm / (norm + self._mu[-1] * size2) / (self._mu[-1] * np.sqrt(self._rho**2 + size2))
         return speed * np.append(self._gradient(w - self._rho * gradient / norm).ravel(), 1.0)
 

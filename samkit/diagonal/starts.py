@@ -7,7 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["Start", "balanced_positive", "features", "positive", "start"]
+from samkit import _arguments
+
+__all__ = ["Start", "balanced_positive", "features", "in_range", "positive", "radius", "start"]
+
+_SMALLEST, _LARGEST = 1e-50, 1e50  # fourth powers stay far inside the range of float64
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ def features(mu: ArrayLike) -> np.ndarray:
     Raises
     ------
     ValueError
-        If ``mu`` is empty, not one-dimensional, not finite, not positive, or decreases somewhere.
+        If ``mu`` is empty, not one-dimensional, not finite, not positive, out of range, or decreases
+        somewhere.
     """
     mu = np.asarray(mu, dtype=np.float64).copy()
     if mu.ndim != 1 or mu.size == 0:
@@ -46,7 +51,32 @@ def features(mu: ArrayLike) -> np.ndarray:
         )
     if (np.diff(mu) < 0).any():
         raise ValueError(f"mu must not decrease, got {mu.tolist()}: sort it, minor feature first")
+    for end in (mu[:1], mu[-1:]):
+        in_range("mu", end)
     return mu
+
+
+def radius(rho: float) -> float:
+    """SAM's radius as a float.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a number >= 0, or out of range.
+    """
+    rho = _arguments.number("rho", rho)
+    in_range("rho", np.asarray(rho))
+    return rho
+
+
+def in_range(name: str, values: np.ndarray, low: float = _SMALLEST) -> None:
+    """Refuse a largest value whose powers float64 cannot hold; all zero is welcome."""
+    size = np.abs(values).max(initial=0)
+    if size and not low <= size <= _LARGEST:
+        raise ValueError(
+            f"{name} must be between {low:g} and {_LARGEST:g} in size, got {values.tolist()}: choose "
+            "another unit"
+        )
 
 
 def start(init_scale: ArrayLike | tuple, d: int, depth: int) -> Start:
@@ -55,7 +85,7 @@ def start(init_scale: ArrayLike | tuple, d: int, depth: int) -> Start:
     Raises
     ------
     ValueError
-        If shapes or the number of layers do not fit, or a value is not finite.
+        If shapes or the number of layers do not fit, or a value is not finite or out of range.
     """
     if not isinstance(init_scale, tuple):
         layer, batched = _layer(init_scale, d)
@@ -109,4 +139,5 @@ def _layer(value: ArrayLike, d: int) -> tuple[np.ndarray, bool]:
         )
     if not np.isfinite(values).all():
         raise ValueError(f"init_scale must be finite, got {values.tolist()}")
+    in_range("init_scale", values, low=0)  # the small ones are solved in logarithms
     return np.broadcast_to(values, (len(values) if values.ndim == 2 else 1, d)), values.ndim == 2

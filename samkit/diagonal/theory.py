@@ -53,10 +53,12 @@ def growth_rates(mu: ArrayLike, w: ArrayLike, rho: float) -> np.ndarray:
     -----
     Derived in chapter 7, which calls it the growth law.
     """
-    mu, rho = starts.features(mu), _arguments.number("rho", rho)
+    mu, rho = starts.features(mu), starts.radius(rho)
     w = np.asarray(w, dtype=np.float64)
     if w.ndim == 0 or w.shape[-1] != len(mu):
         raise ValueError(f"w must have the {len(mu)} coordinates of mu in its last dimension, got {w.shape}")
+    if np.isfinite(w).all():
+        starts.in_range("w", w)
     n = math.sqrt(2) * np.linalg.norm(mu * w, axis=-1, keepdims=True)
     if not np.isfinite(n).all() or (n == 0).any():
         raise ValueError(
@@ -173,7 +175,7 @@ def regime(mu: ArrayLike, init_scale: float, rho: float) -> str:
     -----
     The regimes are those of Moon, Si & Yun 2026 (arXiv 2603.08290), the thresholds are derived in chapter 7.
     """
-    mu, rho = starts.features(mu), _arguments.number("rho", rho)
+    mu, rho = starts.features(mu), starts.radius(rho)
     alpha = _arguments.number("init_scale", init_scale, positive=True)
     values = np.unique(mu)
     if len(values) == 1:
@@ -225,7 +227,7 @@ def linf_limit(mu: ArrayLike, init_scale: ArrayLike | tuple, rho: float, depth: 
     -----
     Source: Moon, Si & Yun 2026 (arXiv 2603.08290). Derived in chapter 6.
     """
-    mu, rho = starts.features(mu), _arguments.number("rho", rho)
+    mu, rho = starts.features(mu), starts.radius(rho)
     depth = _arguments.integer("depth", depth, 2)
     start = starts.start(init_scale, len(mu), depth)
     if start.batched:
@@ -236,12 +238,13 @@ def linf_limit(mu: ArrayLike, init_scale: ArrayLike | tuple, rho: float, depth: 
     else:
         w = starts.balanced_positive(start, depth)
         solution = Deep(mu, w, rho, depth)
-        score = np.where(w[0] > rho, mu * np.maximum(solution.u0[0], 0) ** solution.m, 0)
+        ahead = np.where(w[0] > rho, np.maximum(solution.u0[0], 0), 0)
+        top = ahead.max()
+        # In units of the largest, whose power cannot leave the range of float64.
+        score = mu * (ahead / top) ** solution.m if top > 0 else ahead
     winners = np.flatnonzero(score == score.max())
     if score.max() == 0:
         return None
     if len(winners) > 1:
-        raise ValueError(
-            f"coordinates {winners.tolist()} tie with {score.max()}: they share the limit; change a start"
-        )
+        raise ValueError(f"coordinates {winners.tolist()} tie: they share the limit; change a start")
     return int(winners[0])

@@ -340,6 +340,14 @@ class TestThreeLayersAndMore:
         result = flow(MU3, init, 1.0, depth=3, s=[end.s_end, 2 * end.s_end])
         np.testing.assert_array_equal(result.beta, np.stack([end.beta[-1]] * 2))
 
+    @pytest.mark.parametrize(("mu", "alpha"), [([1.0, 100.0], 1e-4), (MU3, 1e-6), (MU3, 1e-12)])
+    def test_rounding_does_not_tear_equal_layers_apart_from_a_tiny_start(self, mu, alpha):
+        result = flow(mu, alpha, 1.0, depth=3)
+        assert all(np.array_equal(layer, result.layers[0]) for layer in result.layers)
+        assert (np.diff(result.layers[0], axis=0) > -1e-12).all()
+        assert result.outcome == "stays finite"
+        assert result.layers[0].max() < 1
+
     def test_l2_sam_can_collapse_from_unbalanced_layers(self):
         init = (2.0, 0.1, 0.15)
         result = flow([1.0], init, 1.0, depth=3)
@@ -538,6 +546,10 @@ class TestBadInput:
         (lambda: flow(MU3, (1.0, 1.0, 2.0), 1.0, method="gd", depth=3), "depth=3", "one value"),
         (lambda: flow(MU3, [1.0, 0.0, 1.0], 1.0, method="gd", depth=3), "0.0", "depth 2"),
         (lambda: flow(MU3, [[1.0]], 1.0).sequence(), "1", "leader"),
+        (lambda: flow([1e-200, 3e-200], 1.0, 1.0), "1e-200", "another unit"),
+        (lambda: flow(MU3, 1e150, 1.0), "1e+150", "another unit"),
+        (lambda: flow(MU3, 1.0, 1e-300), "1e-300", "another unit"),
+        (lambda: flow([1e-8, 2e-8, 1.0], 0.6, 1.0), "1e-08", "nearer"),
         (lambda: phase_diagram(MU3, [0.5, -0.5], [1.0]), "-0.5", "> 0"),
         (lambda: phase_diagram(MU3, 0.5, [1.0]), "0.5", "1-D"),
     )

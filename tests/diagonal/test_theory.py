@@ -175,6 +175,10 @@ class TestLinfLimit:
     def test_is_the_reference_winner(self, mu, init, depth, winner):
         assert linf_limit(mu, init, 1.0, depth) == winner
 
+    @pytest.mark.parametrize(("init", "depth"), [(1e-40, 12), (1e40, 12), (0.5, 5000)])
+    def test_does_not_depend_on_the_unit_of_the_weights_however_deep(self, init, depth):
+        assert linf_limit([1.0, 2.0, 3.0], init, 0.0, depth) == 2
+
     @pytest.mark.parametrize("depth", [2, 3, 4, 5])
     def test_leads_in_simulation(self, depth):
         rng = np.random.default_rng(depth)
@@ -233,6 +237,9 @@ class TestBadInput:
         (lambda: linf_limit(MU3, 1.0, -0.5), "-0.5", ">= 0"),
         (lambda: growth_rates(MU3, [1.0, 2.0], 0.1), "(2,)", "3 coordinates"),
         (lambda: growth_rates(MU3, 0.5, 0.1), "()", "3 coordinates"),
+        (lambda: growth_rates(MU3, np.full(3, 1e-200), 0.1), "1e-200", "another unit"),
+        (lambda: critical_scale([1e-200, 3e-200]), "1e-200", "another unit"),
+        (lambda: critical_scale([1e-8, 2e-8, 1.0]), "1e-08", "nearer"),
         (lambda: growth_rates(MU3, np.zeros(3), 0.1), "[0.0, 0.0, 0.0]", "not all zero"),
     )
 
