@@ -147,9 +147,9 @@ def flow(
     Raises
     ------
     ValueError
-        If ``mu`` is not positive, decreases or spans too large a factor, a shape does not fit, rho < 0, depth < 1, the times are not
-        increasing, or the combination has no solution here (unbalanced layers at depth >= 3 for gradient
-        descent and l_inf-SAM, l_2-SAM at depth >= 4).
+        If ``mu`` is not positive, decreases or spans too large a factor, a shape does not fit, rho < 0,
+        depth < 1, the times are not increasing, or the combination has no solution here (unbalanced layers at
+        depth >= 3 for gradient descent and l_inf-SAM, l_2-SAM at depth >= 4).
     TypeError
         If rho is not a number or depth not an integer.
 
