@@ -48,8 +48,8 @@ SPECTRA: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "both signs": lambda rng: np.sort(rng.uniform(-1, 1, 50))[::-1],
     "mostly negative": lambda rng: np.sort(rng.uniform(-4, 1, 50))[::-1],
 }
-"""Eigenvalues (50,) of the random quadratics, largest first, namely 1, 1/2, ..., 1/50, or drawn evenly from -1 to 1
-or from -4 to 1."""
+"""Eigenvalues (50,) of the random quadratics, largest first. They are 1, 1/2, ..., 1/50, or drawn evenly from
+-1 to 1 or from -4 to 1."""
 
 
 def climb(
