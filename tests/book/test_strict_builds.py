@@ -44,7 +44,8 @@ def write_notebook(book: Path, code: str) -> None:
 
 def build(book: Path) -> subprocess.CompletedProcess:
     """Run the command of `make book` in the copy, with the copy's samkit."""
-    (command,) = re.findall(r"\$\(BIN\)/(jupyter-book build .*)", (book / "Makefile").read_text())
+    rule = r"^book: .*\n\t\$\(BIN\)/(jupyter-book build .*)"
+    (command,) = re.findall(rule, (book / "Makefile").read_text(), re.MULTILINE)
     script, *arguments = command.split()
     return subprocess.run(
         [str(Path(sys.executable).with_name(script)), *arguments],
