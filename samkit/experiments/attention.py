@@ -276,4 +276,8 @@ _DESIGN = {
 STORED = {
     "attention_middle": Experiment(attention, _DESIGN | {"scale": 1.0}, range(8)),
     "attention_large": Experiment(attention, _DESIGN | {"scale": 2.0}, range(8)),
+    "attention_small": Experiment(attention, _DESIGN | {"scale": 0.5}, range(4)),
+    "attention_batches": Experiment(
+        attention, _DESIGN | {"scale": 1.0, "batch_size": 50, "look_every": 10}, range(8)
+    ),
 }
