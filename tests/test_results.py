@@ -156,7 +156,9 @@ def test_a_killed_run_keeps_every_finished_seed(tmp_path, sign, workers):
     _, errors = child.communicate()  # returns only when the workers have let go of the pipe, too
     assert results.read(partial).seeds == [0, 1]
     if sign == signal.SIGINT:
-        assert errors.decode().count("Traceback") == 1
+        # One from the command; a second where the interrupt meets its cleaning up. None from each worker.
+        assert 1 <= errors.decode().count("Traceback") <= 2
+        assert "KeyboardInterrupt" in errors.decode()
 
 
 def test_the_command_refuses_an_unknown_name_and_lists_the_known_ones(capsys):
