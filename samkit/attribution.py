@@ -40,8 +40,8 @@ def grad_cam(model: nn.Module, layer: nn.Module, images: Tensor, labels: Tensor)
     TypeError
         If the images are not floating-point or the labels not int64 tensors.
     ValueError
-        If there is not one label for each image, the model does not run the layer exactly once on the way to
-        its scores, or the layer's output has no height and width.
+        If there is not one label for each image, a label is no class, the model does not run the layer
+        exactly once on the way to its scores, or the layer's output has no height and width.
 
     Examples
     --------
@@ -74,6 +74,11 @@ def grad_cam(model: nn.Module, layer: nn.Module, images: Tensor, labels: Tensor)
     try:
         with torch.enable_grad():
             scores = model(images.detach().requires_grad_())
+            if len(labels) and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
+                raise ValueError(
+                    f"labels must lie between 0 and {scores.shape[1] - 1}, the classes of the scores; they "
+                    f"run from {labels.min()} to {labels.max()}"
+                )
             total = scores.gather(1, labels[:, None]).sum()
     finally:
         handle.remove()

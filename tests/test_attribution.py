@@ -125,6 +125,8 @@ def test_maps_that_cannot_be_made_are_refused(a_network, a_batch):
     x, y = a_batch
     with pytest.raises(ValueError, match="one label for each of 5"):
         grad_cam(a_network, a_network[4], x, y[:3])
+    with pytest.raises(ValueError, match=r"labels must lie between 0 and \d+"):
+        grad_cam(a_network, a_network[4], x, y + 100)
     with pytest.raises(ValueError, match="height and width"):
         grad_cam(a_network, a_network[7], x, y)
     assert not a_network[7]._forward_hooks
