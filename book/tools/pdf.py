@@ -9,43 +9,33 @@ import argparse
 import shutil
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
-NUMBER = (
-    '<p style="font: 8pt sans-serif; width: 100%; text-align: center"><span class="pageNumber"></span></p>'
-)
+NUMBER = '<p style="font: 8pt sans-serif; margin: auto"><span class="pageNumber"></span></p>'
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
-def write(page_file: Path, target: Path) -> None:
+def write(browser: Browser, page_file: Path, target: Path) -> None:
     """Print a page of the built book, once its mathematics and images are there."""
-    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
-    chromium = next(filter(None, found), None)
-    if chromium is None:
-        raise SystemExit("make pdf needs Chromium; on Debian: apt install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
-        page = browser.new_page(color_scheme="light")
-        page.goto(page_file.resolve().as_uri(), timeout=120_000)
-        page.wait_for_function("window.MathJax?.startup?.promise")
-        page.evaluate("window.MathJax.startup.promise.then(() => null)")
-        # Answers that are folded on the screen are open on paper; code that is folded stays away.
-        page.evaluate("document.querySelectorAll('details:not(.hide)').forEach((e) => (e.open = true))")
-        page.wait_for_function("[...document.images].every((i) => i.complete && i.naturalWidth)")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        page.pdf(
-            path=target,
-            format="A4",
-            margin={"top": "18mm", "bottom": "18mm", "left": "16mm", "right": "16mm"},
-            display_header_footer=True,
-            header_template="<span></span>",
-            footer_template=NUMBER,
-            outline=True,
-            tagged=True,
-        )
-        browser.close()
+    page = browser.new_page(color_scheme="light")
+    page.goto(page_file.resolve().as_uri(), timeout=120_000)
+    page.wait_for_function("window.MathJax?.startup?.promise")
+    page.evaluate("window.MathJax.startup.promise.then(() => null)")
+    # Answers that are folded on the screen are open on paper; code that is folded stays away.
+    page.evaluate("document.querySelectorAll('details:not(.hide)').forEach((e) => (e.open = true))")
+    page.wait_for_function("[...document.images].every((i) => i.complete && i.naturalWidth)")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    page.pdf(
+        path=target,
+        format="A4",
+        margin={"top": "18mm", "bottom": "18mm", "left": "16mm", "right": "16mm"},
+        display_header_footer=True,
+        header_template="<span></span>",
+        footer_template=NUMBER,
+        outline=True,
+        tagged=True,
+    )
+    page.close()
 
 
 if __name__ == "__main__":
@@ -55,5 +45,12 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     # Sphinx writes the page where the root document lies, with links that start at the top of the folder.
     whole = shutil.copy(arguments.build / "book/index.html", arguments.build / "whole.html")
-    write(Path(whole), arguments.target)
+    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+    chromium = next(filter(None, found), None)
+    if chromium is None:
+        raise SystemExit("make pdf needs Chromium; on Debian: apt install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        write(browser, Path(whole), arguments.target)
+        browser.close()
     print(f"{arguments.target}: {arguments.target.stat().st_size / 1e6:.1f} MB")
