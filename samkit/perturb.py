@@ -111,7 +111,7 @@ def ascent_direction(
     r"""The direction :math:`d` and its length :math:`\ell`: SAM perturbs by :math:`\rho\,d/\ell`.
 
     ==========  ================================  ==================
-    norm        :math:`d`                         :math:`\ell`
+    norm        direction :math:`d`               length :math:`\ell`
     ==========  ================================  ==================
     ``"l2"``    :math:`T^2 g`                     :math:`\|T g\|_2`
     ``"linf"``  :math:`T\,\mathrm{sign}(T g)`     1
