@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,11 +136,32 @@ def train_to(
             optimizer.step()
 
 
-def attention(
+def attention(seed: int, *, dataset: str, train_size: int, **design: Any) -> dict:
+    """What :func:`on_a_dataset` finds on a subset of a set of images by name.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the subset, the initial weights and the batches; the test images are always the same.
+    dataset : str
+        Name of a set of images, for :func:`~samkit.data.load`.
+    train_size : int
+        Training examples to keep.
+    **design
+        Passed on to :func:`on_a_dataset`.
+
+    Returns
+    -------
+    dict
+        As from :func:`on_a_dataset`.
+    """
+    return on_a_dataset(data.load(dataset).subset(train_size, seed), seed, **design)
+
+
+def on_a_dataset(
+    images: data.Dataset,
     seed: int,
     *,
-    dataset: str,
-    train_size: int,
     batch_size: int,
     scale: float,
     rho: float,
@@ -156,12 +178,12 @@ def attention(
 
     Parameters
     ----------
+    images : samkit.data.Dataset
+        The images, such as a set of your own; all of the training part is used.
     seed : int
-        Seed of the subset, the initial weights and the batches; the test images are always the same.
-    dataset : str
-        Name of a set of images, for :func:`~samkit.data.load`.
-    train_size, batch_size : int
-        Training examples, and how many of them a step sees; equal for full-batch training.
+        Seed of the initial weights and the batches.
+    batch_size : int
+        Training examples that a step sees; all of them for full-batch training.
     scale : float
         Factor of the initial weights.
     rho, learning_rate : float
@@ -182,48 +204,6 @@ def attention(
         one entry for each level: ``gd_strokes``, ``gd_background``, ``gd_far``, ``gd_accuracy`` (test),
         ``gd_blank`` (share of maps that are zero everywhere) and ``gd_steps``, NaN where a level is not
         reached; ``start_strokes`` and so on, before training.
-    """
-    images = data.load(dataset).subset(train_size, seed)
-    return on_a_dataset(
-        images,
-        seed,
-        batch_size=batch_size,
-        scale=scale,
-        rho=rho,
-        learning_rate=learning_rate,
-        levels=levels,
-        steps=steps,
-        channels=channels,
-        look_every=look_every,
-    )
-
-
-def on_a_dataset(
-    images: data.Dataset,
-    seed: int,
-    *,
-    batch_size: int,
-    scale: float,
-    rho: float,
-    learning_rate: float,
-    levels: Sequence[float],
-    steps: int,
-    channels: int = 8,
-    look_every: int = 1,
-) -> dict:
-    """What :func:`attention` does, on images that are there already, such as a set of your own.
-
-    Parameters
-    ----------
-    images : samkit.data.Dataset
-        The images; all of the training part is used.
-    seed, batch_size, scale, rho, learning_rate, levels, steps, channels, look_every
-        As in :func:`attention`.
-
-    Returns
-    -------
-    dict
-        As in :func:`attention`.
     """
     x_test, y_test = images.x_test[:500], images.y_test[:500]
     masks = regions(x_test)
