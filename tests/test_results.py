@@ -153,12 +153,20 @@ def test_a_killed_run_keeps_every_finished_seed(tmp_path, sign, workers):
     while child.poll() is None and not (partial.is_file() and len(results.read(partial).seeds) >= 2):
         time.sleep(0.05)
     child.send_signal(sign)
-    _, errors = child.communicate()  # returns only when the workers have let go of the pipe, too
-    assert results.read(partial).seeds == [0, 1]
+    dropped = 0
+    try:
+        _, errors = child.communicate(timeout=30)  # returns when the workers have let go of the pipe, too
+    except subprocess.TimeoutExpired:
+        # Python drops an interrupt that meets a destructor, and says so; the next one gets through.
+        child.send_signal(sign)
+        _, errors = child.communicate()
+        dropped = 1
+    assert partial.is_file(), errors.decode()
+    # Two workers may finish in either order; the file is put in order when the last seed is there.
+    assert sorted(results.read(partial).seeds) == [0, 1]
     if sign == signal.SIGINT:
-        # One from the command; a second where the interrupt meets its cleaning up. None from each worker.
-        assert 1 <= errors.decode().count("Traceback") <= 2
-        assert "KeyboardInterrupt" in errors.decode()
+        assert errors.decode().count("Exception ignored") == dropped
+        assert errors.decode().count("Traceback") == 1 + dropped
 
 
 def test_the_command_refuses_an_unknown_name_and_lists_the_known_ones(capsys):
